@@ -1,0 +1,162 @@
+"""Devices: what this machine can compute on, and the backend modules behind them.
+
+Modules are loaded one by one from the package's own folder, so that a module whose driver is
+missing is a recorded problem with the loader's words and not a silent absence. Loading happens once
+per process, at the first question about devices.
+Device names: `cpu`, `cuda:N`, `vulkan:N`, in PCI order unless CUDA_DEVICE_ORDER says otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ._ffi import ffi, lib
+from .errors import BuildError, DeviceError
+
+LIBRARY_DIR = Path(__file__).parent / "_lib"
+_SOFTWARE_RENDERERS = ("llvmpipe", "lavapipe", "swiftshader")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that can run graphs.
+
+    `kind` is `cpu`, `gpu`, `igpu`, `accel` or `software` (a software renderer of a GPU interface);
+    `bus_id` is its PCI address where it has one. Units: bytes.
+    """
+
+    name: str
+    description: str
+    kind: str
+    bus_id: str | None
+    memory_total: int
+    module: str
+    handle: Any = field(repr=False, compare=False)
+
+    @property
+    def memory_free(self) -> int:
+        """Bytes free now, as the driver says."""
+        free, total = ffi.new("size_t *"), ffi.new("size_t *")
+        lib.ggml_backend_dev_memory(self.handle, free, total)
+        return int(free[0])
+
+
+@dataclass(frozen=True)
+class ModuleProblem:
+    """A backend module that is installed and cannot be loaded."""
+
+    module: str
+    problem: str
+
+
+def _cpu_score(path: Path) -> int:
+    """How well a CPU variant fits this processor; 0 when it cannot run here."""
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    score = getattr(library, "ggml_backend_score", None)
+    return int(score()) if score is not None else 1
+
+
+def _pick_modules() -> list[Path]:
+    """The module files to load: the best CPU variant, then every GPU module."""
+    cpu = sorted(LIBRARY_DIR.glob("libggml-cpu*.so"))
+    scored = [(_cpu_score(path), path) for path in cpu]
+    usable = [pair for pair in scored if pair[0] > 0]
+    if not usable:
+        raise BuildError(f"no CPU backend in {LIBRARY_DIR} fits this processor; build one with: python build_ggml.py --install")
+    others = [LIBRARY_DIR / f"libggml-{name}.so" for name in ("cuda", "vulkan")]
+    return [max(usable)[1], *(path for path in others if path.exists())]
+
+
+@functools.cache
+def _load_modules() -> tuple[tuple[Any, ...], tuple[ModuleProblem, ...]]:
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    lib.pg_log_install(int(os.environ.get("PYGGML_LOG_LEVEL", "3")))
+    loaded, problems = [], []
+    for path in _pick_modules():
+        name = path.name.removeprefix("libggml-").removesuffix(".so").split("-")[0]
+        try:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            problems.append(ModuleProblem(name, str(error)))
+            continue
+        registry = lib.ggml_backend_load(os.fsencode(path))
+        if registry == ffi.NULL:
+            problems.append(ModuleProblem(name, "the module found no usable driver"))
+        else:
+            loaded.append(registry)
+    return tuple(loaded), tuple(problems)
+
+
+def module_problems() -> tuple[ModuleProblem, ...]:
+    """The backend modules that are installed here and could not be loaded, with the reason."""
+    return _load_modules()[1]
+
+
+def _kind(device_type: int, description: str) -> str:
+    if any(word in description.lower() for word in _SOFTWARE_RENDERERS):
+        return "software"
+    kinds = {
+        lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_GPU: "gpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
+    }
+    return kinds.get(device_type, "accel")
+
+
+@functools.cache
+def devices() -> tuple[Device, ...]:
+    """All devices of this machine, the CPU first, then by module and number."""
+    found = []
+    for registry in _load_modules()[0]:
+        module = ffi.string(lib.ggml_backend_reg_name(registry)).decode().lower()
+        for index in range(lib.ggml_backend_reg_dev_count(registry)):
+            handle = lib.ggml_backend_reg_dev_get(registry, index)
+            props = ffi.new("struct ggml_backend_dev_props *")
+            lib.ggml_backend_dev_get_props(handle, props)
+            description = ffi.string(props.description).decode("utf-8", "replace")
+            bus_id = ffi.string(props.device_id).decode() if props.device_id != ffi.NULL else None
+            name = "cpu" if module == "cpu" else f"{module}:{index}"
+            kind = _kind(props.type, description)
+            found.append(Device(name, description, kind, bus_id, int(props.memory_total), module, handle))
+    return tuple(found)
+
+
+def device(name: str | Device) -> Device:
+    """Return the device called `name`.
+
+    A name, a PCI bus id, or a product name that fits one device only.
+    Raises DeviceError with the names that would work.
+    """
+    if isinstance(name, Device):
+        return name
+    wanted = name.strip().lower()
+    everything = devices()
+    exact = [d for d in everything if wanted in (d.name, (d.bus_id or "").lower())]
+    if not exact and wanted and ":" not in wanted:
+        exact = [d for d in everything if wanted == d.module or (len(wanted) > 2 and wanted in d.description.lower())]
+    if len(exact) == 1:
+        return exact[0]
+    names = ", ".join(d.name for d in everything)
+    if exact:
+        raise DeviceError(f"device {name!r} fits {', '.join(d.name for d in exact)}; name one of them")
+    hint = "".join(f"; the {p.module} module could not be loaded: {p.problem}" for p in module_problems() if wanted.startswith(p.module))
+    raise DeviceError(f"no device {name!r}; this machine has {names}{hint}")
+
+
+def default_device() -> Device:
+    """The device that is used when none is named: the discrete GPU with most free memory, else the CPU.
+
+    Software renderers, integrated GPUs and a card's second interface are never the default.
+    """
+    cards: dict[str, Device] = {}
+    for d in devices():
+        if d.kind == "gpu":
+            cards.setdefault(d.bus_id or d.name, d)
+    if cards:
+        return max(cards.values(), key=lambda d: d.memory_free)
+    return device("cpu")

@@ -1,0 +1,174 @@
+// A plan: one graph of one rank on one backend. Python builds the graph; this file optimises it,
+// lays it out and runs it, so that a step costs Python one call. ggml's own scheduler is not used:
+// what it does between graph and allocation (the backend's graph_optimize and the allocation
+// dependencies that come out of it) is done here.
+// Threads: a plan belongs to the thread that runs its backend. Memory: tensors live in the
+// allocator's buffer, which the caller owns.
+
+#include "plan.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// `tensor` must stay allocated until `until` has been computed.
+typedef struct {
+    struct ggml_tensor * tensor;
+    struct ggml_tensor * until;
+} alloc_dep;
+
+struct pg_plan {
+    ggml_backend_t backend;
+    struct ggml_cgraph * graph;
+    struct ggml_context * dep_ctx;       // holds the dependency nodes and the layout graph
+    struct ggml_cgraph * layout_graph;   // the graph's nodes with dependency nodes in between
+    alloc_dep * deps;
+    int n_deps, max_deps;
+};
+
+void pg_set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    ggml_backend_set_n_threads_t set =
+        (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+    if (set) {
+        set(backend, n_threads);
+    }
+}
+
+int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    ggml_backend_dev_get_extra_bufts_t get =
+        (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_dev_get_extra_bufts");
+    int n = 0;
+    if (get) {
+        for (ggml_backend_buffer_type_t * b = get(device); b && *b && n < max; b++) {
+            out[n++] = *b;
+        }
+    }
+    return n;
+}
+
+static void keep_until(void * user_data, struct ggml_tensor * tensor, struct ggml_tensor * until) {
+    pg_plan * plan = user_data;
+    for (int i = 0; i < plan->n_deps; i++) {
+        if (plan->deps[i].tensor == tensor && plan->deps[i].until == until) {
+            return;
+        }
+    }
+    if (plan->n_deps == plan->max_deps) {
+        plan->max_deps = plan->max_deps ? 2 * plan->max_deps : 64;
+        plan->deps = realloc(plan->deps, plan->max_deps * sizeof(alloc_dep));
+    }
+    plan->deps[plan->n_deps++] = (alloc_dep) { tensor, until };
+}
+
+// Adds a node without work that reads up to GGML_MAX_SRC kept tensors after `until`: the allocator
+// then cannot reuse their memory earlier.
+static void append_deps(pg_plan * plan, struct ggml_cgraph * layout, struct ggml_tensor * until) {
+    struct ggml_tensor * node = NULL;
+    int n_src = GGML_MAX_SRC;
+    for (int i = 0; i < plan->n_deps; i++) {
+        if (plan->deps[i].until != until) {
+            continue;
+        }
+        if (n_src == GGML_MAX_SRC) {
+            node = ggml_new_tensor_1d(plan->dep_ctx, GGML_TYPE_F32, 1);
+            layout->nodes[layout->n_nodes++] = node;
+            n_src = 0;
+        }
+        node->src[n_src++] = plan->deps[i].tensor;
+    }
+}
+
+static void build_layout_graph(pg_plan * plan) {
+    if (plan->n_deps == 0) {
+        plan->layout_graph = plan->graph;
+        return;
+    }
+    const int n_leafs = plan->graph->n_leafs;
+    const int size = plan->graph->n_nodes + plan->n_deps + n_leafs;
+    struct ggml_init_params params = {
+        .mem_size = plan->n_deps * ggml_tensor_overhead() + ggml_graph_overhead_custom(size, false) + 1024,
+        .no_alloc = true,
+    };
+    plan->dep_ctx = ggml_init(params);
+    struct ggml_cgraph * layout = ggml_new_graph_custom(plan->dep_ctx, size, false);
+    for (int i = 0; i < plan->graph->n_nodes; i++) {
+        layout->nodes[layout->n_nodes++] = plan->graph->nodes[i];
+        append_deps(plan, layout, plan->graph->nodes[i]);
+    }
+    memcpy(layout->leafs, plan->graph->leafs, n_leafs * sizeof(struct ggml_tensor *));
+    layout->n_leafs = n_leafs;
+    plan->layout_graph = layout;
+}
+
+static bool is_free(const struct ggml_tensor * node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * unsupported_node) {
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    *unsupported_node = -1;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (!is_free(graph->nodes[i]) && !ggml_backend_dev_supports_op(device, graph->nodes[i])) {
+            *unsupported_node = i;
+            return NULL;
+        }
+    }
+    pg_plan * plan = calloc(1, sizeof(pg_plan));
+    plan->backend = backend;
+    plan->graph = graph;
+    if (backend->iface.graph_optimize) {
+        struct ggml_backend_graph_optimize_params params = { keep_until, plan };
+        backend->iface.graph_optimize(backend, graph, &params);
+    }
+    build_layout_graph(plan);
+    return plan;
+}
+
+void pg_plan_free(pg_plan * plan) {
+    if (plan) {
+        ggml_free(plan->dep_ctx);
+        free(plan->deps);
+        free(plan);
+    }
+}
+
+int pg_plan_n_nodes(const pg_plan * plan) {
+    return plan->graph->n_nodes;
+}
+
+bool pg_plan_reserve(pg_plan * plan, ggml_gallocr_t galloc) {
+    return ggml_gallocr_reserve(galloc, plan->layout_graph);
+}
+
+bool pg_plan_layout(pg_plan * plan, ggml_gallocr_t galloc) {
+    return ggml_gallocr_alloc_graph(galloc, plan->layout_graph);
+}
+
+enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+    for (int i = 0; i < n_inputs; i++) {
+        ggml_backend_tensor_set_async(plan->backend, inputs[i].tensor, inputs[i].data, inputs[i].offset, inputs[i].size);
+    }
+    return ggml_backend_graph_compute_async(plan->backend, plan->graph);
+}
+
+void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs) {
+    for (int i = 0; i < n_outputs; i++) {
+        ggml_backend_tensor_get_async(plan->backend, outputs[i].tensor, outputs[i].data, outputs[i].offset, outputs[i].size);
+    }
+    ggml_backend_synchronize(plan->backend);
+}
+
+enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
+                             const pg_transfer * outputs, int n_outputs) {
+    enum ggml_status status = pg_plan_start(plan, inputs, n_inputs);
+    if (status == GGML_STATUS_SUCCESS) {
+        pg_plan_read(plan, outputs, n_outputs);
+    }
+    return status;
+}

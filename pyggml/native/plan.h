@@ -1,0 +1,46 @@
+// One graph laid out and run on one backend.
+#pragma once
+
+#include "ggml.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pg_plan pg_plan;
+
+// `size` bytes between host `data` and `tensor` at `offset`.
+typedef struct {
+    struct ggml_tensor * tensor;
+    void * data;
+    size_t offset;
+    size_t size;
+} pg_transfer;
+
+void pg_set_n_threads(ggml_backend_t backend, int n_threads);
+int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max);
+
+// Checks every node with the device and lets the backend optimise the graph. On a node that the
+// device cannot run: NULL, and its index in *unsupported_node. The graph must outlive the plan.
+pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * unsupported_node);
+
+// Sizes the allocator for this plan without placing its tensors.
+bool pg_plan_reserve(pg_plan * plan, ggml_gallocr_t galloc);
+
+// Places the plan's tensors in the allocator's buffer. Plans that share an allocator overlap there.
+bool pg_plan_layout(pg_plan * plan, ggml_gallocr_t galloc);
+
+void pg_plan_free(pg_plan * plan);
+int pg_plan_n_nodes(const pg_plan * plan);
+
+// start: inputs and compute, returns at once where the backend can; read: waits, then copies out.
+enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
+void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs);
+enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
+                             const pg_transfer * outputs, int n_outputs);
+
+#ifdef __cplusplus
+}
+#endif
