@@ -7,6 +7,7 @@ one thread uses a backend at a time.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._ffi import ffi, last_native_error, lib
@@ -14,6 +15,7 @@ from .device import Device, device
 from .errors import ClosedError, DeviceError
 
 if TYPE_CHECKING:
+    from .dtypes import DType
     from .tensor import Tensor
 
 
@@ -57,6 +59,19 @@ class Backend:
         extra = ffi.new("ggml_backend_buffer_type_t[16]")
         n = lib.pg_extra_buffer_types(self.device.handle, extra, 16)
         return [*(extra[i] for i in range(n)), lib.ggml_backend_dev_buffer_type(self.device.handle)]
+
+    def weight_buffer_type(self, shape: Sequence[int], kind: DType, *, experts: bool = False) -> Any:
+        """The fastest buffer type for a weight that is only multiplied by.
+
+        Raises DeviceError when the device cannot multiply by this type at all.
+        """
+        types = self.buffer_types()
+        candidates = ffi.new("ggml_backend_buffer_type_t[]", types)
+        ne = ffi.new("int64_t[4]", [*reversed(shape), *[1] * (4 - len(shape))])
+        at = lib.pg_weight_buffer_type(self.device.handle, kind.id, ne, experts, candidates, len(types))
+        if at < 0:
+            raise DeviceError(f"{self.device.name} cannot multiply by {kind.name} weights of shape {tuple(shape)}")
+        return types[at]
 
     def supports(self, node: Tensor) -> bool:
         """Whether the device can compute this node of a graph."""

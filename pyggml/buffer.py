@@ -63,6 +63,10 @@ class Buffer:
         self._ctx = _context(len(tensors))
         alignment = int(lib.ggml_backend_buft_get_alignment(self._type))
         base = ffi.cast("char *", ffi.from_buffer(memory))
+        if int(ffi.cast("uintptr_t", base)) % alignment:
+            lib.ggml_free(self._ctx)
+            self._ctx = None
+            raise ShapeError(f"the memory does not begin at a multiple of {alignment} bytes")
         handle = lib.ggml_backend_cpu_buffer_from_ptr(base, memory.nbytes)
         lib.ggml_backend_buffer_set_usage(handle, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         self._buffers.append(handle)

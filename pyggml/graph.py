@@ -114,6 +114,12 @@ class Graph:
         self.feeds[name] = np.zeros(tuple(shape), kind.numpy)
         return self._inputs[name]
 
+    def phantom(self, name: str, shape: Sequence[int], kind: str | DType) -> Tensor:
+        """A tensor without memory, to ask `backend.supports()` about an operation on it."""
+        handle = lib.ggml_new_tensor(self.context, dtype(kind).id, 4, ffi.new("int64_t[4]", ggml_ne(shape)))
+        lib.ggml_set_name(handle, name.encode()[:63])
+        return Tensor(handle, len(shape), self, self)
+
     def weight(self, data: Any, *, type: str | DType | None = None, name: str = "") -> Tensor:
         """Upload a constant: a numpy array (quantised to `type` if given) or a tensor of a GGUF file."""
         if hasattr(data, "type") and hasattr(data, "data") and not isinstance(data, np.ndarray):

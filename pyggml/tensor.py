@@ -110,6 +110,14 @@ class Tensor:
             raise ShapeError(f"{self.name}: {raw.nbytes} bytes at {offset} do not fit {self.n_bytes}")
         lib.ggml_backend_tensor_set(handle, ffi.from_buffer(raw), offset, raw.nbytes)
 
+    def zero(self, *, start_row: int, n_rows: int) -> None:
+        """Set rows of a contiguous matrix to zero bytes."""
+        row_bytes = self.strides[0]
+        end = (start_row + n_rows) * row_bytes
+        if self.ndim != 2 or not 0 <= start_row * row_bytes <= end <= self.n_bytes:
+            raise ShapeError(f"rows {start_row} to {start_row + n_rows} are outside of {self.shape}")
+        lib.ggml_backend_tensor_memset(self.handle, 0, start_row * row_bytes, n_rows * row_bytes)
+
     def numpy(self) -> np.ndarray:
         """Copy from the device: float32 for float and quantised types, the same type for integers."""
         handle = self.handle

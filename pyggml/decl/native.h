@@ -15,3 +15,5 @@ int pg_plan_n_nodes(const pg_plan *plan);
 enum ggml_status pg_plan_start(pg_plan *plan, const pg_transfer *inputs, int n_inputs);
 enum ggml_status pg_plan_run(pg_plan *plan, const pg_transfer *inputs, int n_inputs, const pg_transfer *outputs, int n_outputs);
 void pg_plan_read(pg_plan *plan, const pg_transfer *outputs, int n_outputs);
+int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t *ne, bool experts,
+                          const ggml_backend_buffer_type_t *candidates, int n);

@@ -22,6 +22,10 @@ typedef struct {
 void pg_set_n_threads(ggml_backend_t backend, int n_threads);
 int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max);
 
+// The first buffer type in which the device can multiply by a weight of this type and shape; -1 if none.
+int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t * ne, bool experts,
+                          const ggml_backend_buffer_type_t * candidates, int n);
+
 // Checks every node with the device and lets the backend optimise the graph. On a node that the
 // device cannot run: NULL, and its index in *unsupported_node. The graph must outlive the plan.
 pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * unsupported_node);

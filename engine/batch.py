@@ -1,0 +1,39 @@
+"""The work of one step: which tokens of which requests run together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .request import Request
+
+
+class Phase(Enum):
+    """Prefill runs many tokens of one request, decode one token of many."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stretch of one request's tokens. `wants_logits` is for the last of them."""
+
+    request: Request
+    start: int
+    ids: tuple[int, ...]
+    wants_logits: bool
+
+    @property
+    def slot(self) -> int:
+        """The request's place in the cache."""
+        assert self.request.slot is not None, "a scheduled request has a slot"
+        return self.request.slot
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows in the order of their slots; all of one length in decode, one row in prefill."""
+
+    phase: Phase
+    rows: tuple[Row, ...]

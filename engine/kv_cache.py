@@ -1,0 +1,91 @@
+"""Keys and values of all slots of one rank.
+
+Per layer one table for K and one for V, [n_slots * n_ctx + 1, n_head_kv * head_dim]: slot s holds
+rows s * n_ctx and on, and the last row of the table takes what padding tokens write. Memory is
+zeroed as the window over it grows, since rows never written are read under a mask and must be finite.
+Owned by the rank's runner; used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyggml as gg
+
+from .errors import ConfigError
+from .hparams import HParams
+
+WINDOW = 256  # rows; attention sees a multiple of it
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The next multiple at or above n."""
+    return -(-n // multiple) * multiple
+
+
+def cache_specs(
+    hp: HParams, layers: Sequence[int], n_slots: int, n_ctx: int, type_k: str, type_v: str, n_head_kv: int | None = None
+) -> dict[str, tuple[tuple[int, int], str]]:
+    """Shapes and types of the tables, for allocation and for planning.
+
+    Raises ConfigError when a type is not a cache type or its blocks do not divide the heads.
+    """
+    heads = hp.n_head_kv if n_head_kv is None else n_head_kv
+    specs: dict[str, tuple[tuple[int, int], str]] = {}
+    for part, kind, head_dim in (("k", type_k, hp.head_dim), ("v", type_v, hp.head_dim_v)):
+        if kind not in CACHE_TYPES:
+            raise ConfigError(f"cache type {kind!r}; {', '.join(CACHE_TYPES)} are supported")
+        block = gg.dtype(kind).block_size
+        if head_dim % block:
+            raise ConfigError(f"cache type {kind} has blocks of {block}, which do not divide heads of {head_dim}; use f16")
+        rows = n_slots * round_up(n_ctx, WINDOW) + 1
+        specs |= {f"{part}.{i}": ((rows, heads * head_dim), kind) for i in layers}
+    return specs
+
+
+def cache_bytes(hp: HParams, n_slots: int, n_ctx: int, type_k: str, type_v: str) -> int:
+    """Bytes of the whole cache of one rank that holds every layer."""
+    specs = cache_specs(hp, range(hp.n_layer), n_slots, n_ctx, type_k, type_v)
+    total = 0
+    for (rows, width), kind in specs.values():
+        t = gg.dtype(kind)
+        total += rows * (width // t.block_size) * t.type_size
+    return total
+
+
+class KVCache:
+    """The cache of one rank: `k[i]` and `v[i]` are the tables of layer i."""
+
+    def __init__(
+        self, backend: gg.Backend, hp: HParams, *, n_slots: int, n_ctx: int, type_k: str = "f16", type_v: str = "f16"
+    ) -> None:
+        self.n_slots = n_slots
+        self.n_ctx = n_ctx
+        self.n_rows = round_up(n_ctx, WINDOW)
+        self.trash_row = n_slots * self.n_rows
+        self._buffer = gg.Buffer(backend, cache_specs(hp, range(hp.n_layer), n_slots, n_ctx, type_k, type_v))
+        self.k = [self._buffer[f"k.{i}"] for i in range(hp.n_layer)]
+        self.v = [self._buffer[f"v.{i}"] for i in range(hp.n_layer)]
+        self._zeroed = [0] * n_slots
+        for table in self.k + self.v:
+            table.zero(start_row=self.trash_row, n_rows=1)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes allocated on the device."""
+        return self._buffer.n_bytes
+
+    def expose(self, slot0: int, n_seq: int, n_kv: int) -> None:
+        """Make the first n_kv rows of these slots readable, zeroing those never exposed before."""
+        for slot in range(slot0, slot0 + n_seq):
+            start = self._zeroed[slot]
+            if start >= n_kv:
+                continue
+            for table in self.k + self.v:
+                table.zero(start_row=slot * self.n_rows + start, n_rows=n_kv - start)
+            self._zeroed[slot] = n_kv
+
+    def close(self) -> None:
+        """Free the device memory."""
+        self._buffer.close()

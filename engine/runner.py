@@ -1,0 +1,161 @@
+"""Runs batches on one device: finds or makes the plan of a batch's shape, fills it, reads the logits.
+
+Owns the rank's allocator and plan cache; borrows weights and KV cache. Engine thread only.
+Prompt chunks are padded to a few lengths, and slots taken in aligned groups, so that few plans
+serve all batches; plans live in a cache bounded by count, the least recently used one leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyggml as gg
+
+from .batch import Batch, Phase
+from .forward import PlanShape
+from .hparams import HParams
+from .kv_cache import WINDOW, KVCache, round_up
+from .models.family import Family
+from .plan import Place, Plan
+from .weights import Weights
+
+MAX_PLANS = 64
+
+
+@dataclass
+class RunnerStats:
+    """Counts since the start. `native_s` is time inside the one C call of each step."""
+
+    n_steps: int = 0
+    n_plans_built: int = 0
+    native_s: float = 0.0
+    plan_s: float = 0.0
+
+
+def padded_length(n: int, limit: int) -> int:
+    """The length that a chunk of n tokens is padded to: at most an eighth more above 8 tokens."""
+    if n <= 8:
+        return n
+    step = 8 if n <= 64 else 16 if n <= 128 else 32 if n <= 256 else 64
+    return min(round_up(n, step), limit) if limit >= n else n
+
+
+def window_length(end: int, n_tokens: int, n_rows: int) -> int:
+    """Rows that attention sees so that position `end - 1` is among them.
+
+    A multiple of 256; for chunks of a long prompt a coarser one, since each new length is a new plan.
+    """
+    step = WINDOW
+    if n_tokens > 1:
+        while step * 8 < end:
+            step *= 2
+    return min(round_up(end, step), n_rows)
+
+
+def slot_group(first: int, last: int, n_slots: int) -> tuple[int, int]:
+    """The aligned group of slots that holds first to last: (slot0, n_seq)."""
+    n = 1
+    while first // n != last // n:
+        n *= 2
+    slot0 = first // n * n
+    return slot0, min(n, n_slots - slot0)
+
+
+class Runner:
+    """The forward pass of one model on one device. `max_chunk` bounds the tokens of a prefill step."""
+
+    def __init__(self, backend: gg.Backend, hp: HParams, family: Family, weights: Weights, cache: KVCache, max_chunk: int) -> None:
+        self.backend = backend
+        self.hp = hp
+        self.max_chunk = max_chunk
+        self.stats = RunnerStats()
+        self.cache = cache
+        self._family = family
+        self._weights = weights
+        self._embed = weights.embed if weights.host_embedding is not None else None
+        self._allocator = gg.Allocator(backend)
+        self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Size the allocator by the largest shapes, so that plans made later never move it."""
+        n_rows, n_slots = self.cache.n_rows, self.cache.n_slots
+        for shape in (
+            PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1),
+            PlanShape(1, n_slots, 0, n_rows, n_slots),
+        ):
+            self._make(shape, measure_only=True).close()
+
+    def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
+        return Plan(
+            self.backend, self._allocator, self.hp, self._weights, self.cache, shape, self._family.forward,
+            measure_only=measure_only,
+        )  # fmt: skip
+
+    @property
+    def compute_bytes(self) -> int:
+        """Device memory of intermediate results."""
+        return self._allocator.n_bytes
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run."""
+        places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
+        if batch.phase is Phase.DECODE:
+            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self.cache.n_slots)
+            end = max(p.start for p in places) + 1
+            shape = PlanShape(1, n_seq, slot0, window_length(end, 1, self.cache.n_rows), n_seq)
+            logits = self._step(shape, places, ())
+            at = [p.slot - slot0 for p in places]
+            return logits if len(at) == n_seq else logits[at]
+        (place,) = places
+        return self.prefill(place, [len(place.ids) - 1] if batch.rows[0].wants_logits else [])
+
+    def prefill(self, place: Place, out_rows: Sequence[int]) -> np.ndarray:
+        """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
+        n = padded_length(len(place.ids), self.max_chunk)
+        end = place.start + len(place.ids)
+        n_out = len(out_rows) if len(out_rows) <= 1 else n
+        shape = PlanShape(n, 1, place.slot, window_length(end, n, self.cache.n_rows), n_out)
+        padding = [0] * (n_out - len(out_rows))
+        logits = self._step(shape, [place], [*out_rows, *padding])
+        return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
+
+    def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray:
+        plan = self._plan(shape)
+        self.cache.expose(shape.slot0, shape.n_seq, shape.n_kv)
+        plan.fill(places, out_rows, self._embed)
+        start = time.perf_counter()
+        results = plan.graph.step()
+        self.stats.native_s += time.perf_counter() - start
+        self.stats.n_steps += 1
+        empty = np.empty((0, self.hp.n_vocab), np.float32)
+        return results.get("logits", empty)
+
+    def _plan(self, shape: PlanShape) -> Plan:
+        plan = self._plans.get(shape)
+        if plan is not None and not plan.graph.is_stale:
+            self._plans.move_to_end(shape)
+            return plan
+        start = time.perf_counter()
+        if plan is not None:
+            self._drop_plans()
+        plan = self._plans[shape] = self._make(shape)
+        if len(self._plans) > MAX_PLANS:
+            self._plans.popitem(last=False)[1].close()
+        self.stats.n_plans_built += 1
+        self.stats.plan_s += time.perf_counter() - start
+        return plan
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()
+
+    def close(self) -> None:
+        """Free plans and intermediate memory."""
+        self._drop_plans()
+        self._allocator.close()

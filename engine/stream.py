@@ -1,0 +1,131 @@
+"""An answer as it comes: deltas for `for` and for `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from .request import Delta, FinishReason, Request, Stats, TokenLogprob
+
+
+class Completion(str):
+    """The text of a finished answer, with what else is known of it."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+    @classmethod
+    def from_deltas(cls, deltas: Sequence[Delta]) -> Completion:
+        """Join an answer's deltas, the last of which has the finish reason."""
+        self = cls("".join(delta.text for delta in deltas))
+        last = deltas[-1]
+        assert last.finish_reason is not None and last.stats is not None, "the last delta ends the answer"
+        self.ids = tuple(id for delta in deltas for id in delta.ids)
+        self.logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
+        self.finish_reason = last.finish_reason
+        self.stats = last.stats
+        return self
+
+    @property
+    def text(self) -> str:
+        """The plain string."""
+        return str(self)
+
+
+class Stream:
+    """The deltas of one or more requests in the order they come.
+
+    Dropping or closing the stream early aborts what is left. A failed request raises its error from
+    the iteration. One consumer at a time, in a thread or in an event loop.
+    """
+
+    def __init__(self, abort: Callable[[Request], None]) -> None:
+        self._abort = abort
+        self._requests: list[Request] = []
+        self._arrived: deque[Delta] = deque()
+        self._condition = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+        self._n_open = 0
+        self._deltas: dict[int, list[Delta]] = {}
+
+    def add(self, request: Request) -> None:
+        """Count a request whose events come here."""
+        self._requests.append(request)
+        self._deltas[request.index] = []
+        self._n_open += 1
+
+    def emit(self, delta: Delta) -> None:
+        """Take an event from the engine thread."""
+        with self._condition:
+            self._arrived.append(delta)
+            self._condition.notify()
+            if self._loop is not None and self._event is not None:
+                self._loop.call_soon_threadsafe(self._event.set)
+
+    def _take(self) -> Delta:
+        delta = self._arrived.popleft()
+        self._deltas[delta.index].append(delta)
+        if delta.finish_reason is not None:
+            self._n_open -= 1
+        if delta.error is not None:
+            self.close()
+            raise delta.error
+        return delta
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        if not self._n_open:
+            raise StopIteration
+        try:
+            with self._condition:
+                while not self._arrived:
+                    self._condition.wait()
+            return self._take()
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        with self._condition:
+            self._loop = asyncio.get_running_loop()
+            self._event = asyncio.Event()
+            if self._arrived:
+                self._event.set()
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._n_open:
+            raise StopAsyncIteration
+        assert self._event is not None, "__aiter__ comes first"
+        try:
+            while not self._arrived:
+                self._event.clear()
+                if not self._arrived:
+                    await self._event.wait()
+            return self._take()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The finished answers in the order of their prompts; complete once the stream has ended."""
+        return [Completion.from_deltas(d) for _, d in sorted(self._deltas.items()) if d and d[-1].finish_reason]
+
+    def close(self) -> None:
+        """Abort the requests that have not ended. Closing twice is allowed."""
+        self._n_open = 0
+        requests, self._requests = self._requests, []
+        for request in requests:
+            self._abort(request)
+
+    def __del__(self) -> None:
+        if self._n_open:
+            self.close()

@@ -1,0 +1,152 @@
+"""Weights of one rank: found in the file by the family's table, put where the device reads them best.
+
+On a CPU plain weights stay in the mapped file; only those that gain from a repacked layout are
+copied. On other devices each tensor goes from the mapped file straight into device memory, so host
+memory stays near one tensor. Strict both ways: a missing tensor and an unknown one are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyggml as gg
+
+from .errors import MissingTensor, ModelError
+from .hparams import HParams
+from .models.family import Family
+from .weight_table import Use, Weight
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row of the table with its tensor in the file."""
+
+    row: Weight
+    tensor: gg.GGUFTensor
+
+
+def find_weights(file: gg.GGUF, family: Family, hp: HParams) -> list[Found]:
+    """Match the family's table with the file.
+
+    Raises MissingTensor, or ModelError for a wrong shape or a tensor that the family does not know.
+    """
+    found, known = [], set()
+    for row in family.table(hp):
+        name = row.name if row.name in file.tensors else row.source
+        if name is None or name not in file.tensors:
+            if row.optional:
+                continue
+            raise MissingTensor(f"{file.path}: the tensor {row.name} is missing; {family.arch} models need it")
+        tensor = file.tensors[name]
+        if tuple(tensor.shape) != row.shape:
+            raise ModelError(f"{file.path}: {name} has shape {tuple(tensor.shape)}; by the metadata it must be {row.shape}")
+        known.add(name)
+        found.append(Found(row, tensor))
+    unknown = [n for n in file.tensors if n not in known and not n.endswith(family.unused)]
+    if unknown:
+        raise ModelError(
+            f"{file.path}: {len(unknown)} tensors that {family.arch} does not use, {unknown[0]} first; "
+            "the file is of another family or of a newer version of it"
+        )
+    return found
+
+
+class Weights(Mapping[str, gg.Tensor]):
+    """The rank's weights by GGUF name.
+
+    `host_embedding` is the token embedding when the device cannot look rows up in its type: the
+    name is then absent and the runner looks them up itself.
+    """
+
+    def __init__(self, backend: gg.Backend, found: list[Found], progress: Progress | None = None) -> None:
+        self.host_embedding: gg.GGUFTensor | None = None
+        self._tensors: dict[str, gg.Tensor] = {}
+        self._buffers: list[gg.Buffer] = []
+        self._backend = backend
+        try:
+            self._load(found, progress or (lambda done, total: None))
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, found: list[Found], progress: Progress) -> None:
+        total = sum(f.tensor.n_bytes for f in found)
+        groups: dict[Any, list[Found]] = {}
+        plain = self._backend.buffer_types()[-1]
+        done = 0
+        for f in found:
+            if f.row.use is Use.GET_ROWS and not _can_look_up(self._backend, f.tensor):
+                self.host_embedding = f.tensor
+                done += f.tensor.n_bytes
+                continue
+            buffer_type = self._buffer_type(f, plain)
+            if buffer_type == plain and self._map(f):
+                done += f.tensor.n_bytes
+            else:
+                groups.setdefault(buffer_type, []).append(f)
+        progress(done, total)
+        for buffer_type, members in groups.items():
+            specs = {f.row.name: (f.row.shape, f.tensor.type) for f in members}
+            buffer = gg.Buffer(self._backend, specs, buffer_type=buffer_type, weights=True)
+            self._buffers.append(buffer)
+            for f in members:
+                buffer[f.row.name].set(f.tensor.data)
+                self._tensors[f.row.name] = buffer[f.row.name]
+                done += f.tensor.n_bytes
+                progress(done, total)
+
+    def _buffer_type(self, f: Found, plain: Any) -> Any:
+        if f.row.use in (Use.MUL_MAT, Use.MUL_MAT_ID):
+            return self._backend.weight_buffer_type(f.row.shape, f.tensor.type, experts=f.row.use is Use.MUL_MAT_ID)
+        return plain
+
+    def _map(self, f: Found) -> bool:
+        """Leave the tensor in the mapped file, where the device can read it there."""
+        if self._backend.device.kind != "cpu":
+            return False
+        try:
+            buffer = gg.Buffer.from_memory(self._backend, f.tensor.data, {f.row.name: (f.row.shape, f.tensor.type, 0)})
+        except gg.ShapeError:
+            return False
+        self._buffers.append(buffer)
+        self._tensors[f.row.name] = buffer[f.row.name]
+        return True
+
+    def embed(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the host embedding as float32, [n, n_embd]."""
+        assert self.host_embedding is not None, "the device has the embedding"
+        table = self.host_embedding
+        rows = np.concatenate([table.rows(int(i), int(i) + 1) for i in ids])
+        return gg.dequantize(rows, table.type, (len(ids), table.shape[1]))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes allocated on the device; mapped weights do not count."""
+        return sum(buffer.n_bytes for buffer in self._buffers)
+
+    def close(self) -> None:
+        """Free the device memory."""
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers, self._tensors = [], {}
+
+    def __getitem__(self, name: str) -> gg.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _can_look_up(backend: gg.Backend, tensor: gg.GGUFTensor) -> bool:
+    """Whether the device has get_rows for the tensor's type."""
+    with gg.Graph(backend, max_nodes=8) as g:
+        table = g.phantom("table", tensor.shape, tensor.type)
+        return backend.supports(gg.get_rows(table, g.input("ids", (1,), "i32")))
