@@ -129,7 +129,7 @@ def _checked_bias(logit_bias: object) -> dict[int, float]:
         raise RequestError(f"logit_bias is {_shown(logit_bias)}; an object of token ids and numbers is needed")
     checked: dict[int, float] = {}
     for key, bias in logit_bias.items():
-        is_id = isinstance(key, Integral) or (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12)
+        is_id = isinstance(key, Integral) or (isinstance(key, str) and key.isdecimal() and len(key) < 12)
         if not is_id:
             raise RequestError(f"logit_bias has the key {_shown(key)}; a token id is needed")
         is_number = isinstance(bias, Real) and not isinstance(bias, bool)
