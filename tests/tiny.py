@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-
 from tiny_quants import Draws, float_bytes, random_tensor
 from tiny_vocab import vocabulary
 
@@ -73,7 +72,7 @@ FAMILIES: dict[str, tuple[Shape, Traits]] = {
     "qwen3": (Shape(head_dim=128), Traits(has_qk_norm=True, rope_base=1e6, norm_eps=1e-6)),
     "qwen3moe": (replace(Shape(), **MOE), Traits(has_qk_norm=True, rope_base=1e6, norm_eps=1e-6)),
     "gemma3": (
-        Shape(n_layer=7, n_head_kv=1, n_ff=256, n_swa=16),
+        Shape(n_layer=7, n_head_kv=1, n_ff=256, n_swa=8),
         Traits(is_tied=True, has_qk_norm=True, has_post_norms=True, rope_base=1e6, norm_eps=1e-6),
     ),
 }
@@ -123,7 +122,11 @@ def layer_specs(s: Shape, t: Traits, blk: str) -> Iterator[TensorSpec]:
     suffix = "_exps" if s.n_expert else ""
     if s.n_expert:
         yield TensorSpec(blk + "ffn_gate_inp.weight", (s.n_expert, s.n_embd), 2 * unit)
-    for which, n_out, n_in in (("gate", s.n_ff, s.n_embd), ("up", s.n_ff, s.n_embd), ("down", s.n_embd, s.n_ff)):
+    for which, n_out, n_in in (
+        ("gate", s.n_ff, s.n_embd),
+        ("up", s.n_ff, s.n_embd),
+        ("down", s.n_embd, s.n_ff),
+    ):
         yield TensorSpec(f"{blk}ffn_{which}{suffix}.weight", (*experts, n_out, n_in), n_in**-0.5)
         if t.has_all_biases and not s.n_expert:
             yield TensorSpec(f"{blk}ffn_{which}.bias", (n_out,), 0)

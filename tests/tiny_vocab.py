@@ -7,7 +7,7 @@ unused fillers. Prompts and answers in any language work; the chat template is C
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gguf import GGUFWriter, TokenType
 
@@ -47,9 +47,9 @@ def spelled(piece: bytes) -> str:
 class Vocabulary:
     """Tokens, their types and merges, as a GGUF file lists them."""
 
-    tokens: list[str]
-    types: list[int]
-    merges: list[str]
+    tokens: list[str] = field(repr=False)
+    types: list[int] = field(repr=False)
+    merges: list[str] = field(repr=False)
     pre: str = "gpt-2"
 
     def id_of(self, piece: str | bytes) -> int:
@@ -79,14 +79,18 @@ class Vocabulary:
         writer.add_chat_template(CHATML)
 
 
-def vocabulary(n_vocab: int, pieces: Sequence[bytes] = (), *, has_merges: bool = True, pre: str = "gpt-2") -> Vocabulary:
+def vocabulary(
+    n_vocab: int, pieces: Sequence[bytes] = (), *, has_merges: bool = True, pre: str = "gpt-2"
+) -> Vocabulary:
     """A vocabulary of exactly `n_vocab` tokens that holds the bytes, the control tokens and `pieces`."""
     tokens = [*BYTE_CHARS, *CONTROL_TOKENS]
     tokens += [token for token in dict.fromkeys(map(spelled, pieces)) if token not in tokens]
     if n_vocab < len(tokens):
         raise ValueError(f"n_vocab = {n_vocab} is too small for {len(tokens)} tokens")
     merges = []
-    for line in MERGES.replace("_", BYTE_CHARS[0x20]).strip().replace("\n", "|").split("|") if has_merges else ():
+    for line in (
+        MERGES.replace("_", BYTE_CHARS[0x20]).strip().replace("\n", "|").split("|") if has_merges else ()
+    ):
         merged = line.replace(" ", "")
         if merged not in tokens and len(tokens) < n_vocab:
             tokens.append(merged)

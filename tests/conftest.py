@@ -1,0 +1,89 @@
+"""Fixtures that all tests share.
+
+Tests run with a clean environment (no option of the caller's leaks in) and two CPU threads, so
+that sums come out the same everywhere. What lies outside the repository comes from `places`: without it a test is
+skipped with the remedy, or fails where CI is set, since there nothing may be skipped by accident.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import places
+import pytest
+from tiny import write_tiny
+
+OWN_PREFIXES = ("PYGGML_", "LLAMA_ARG_")
+
+
+def _clean_environment() -> None:
+    for name in list(os.environ):
+        if name.startswith(OWN_PREFIXES) and not name.startswith("PYGGML_TEST_"):
+            del os.environ[name]
+    os.environ["PYGGML_THREADS"] = "2"
+
+
+_clean_environment()
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Put the environment back after each test."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _found(place: Callable[[], Path]) -> Path:
+    try:
+        return place()
+    except places.Missing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def archive() -> Path:
+    """The unpacked llama.cpp source tree of the pinned archive."""
+    return _found(places.archive_folder)
+
+
+@pytest.fixture(scope="session")
+def reference_bin() -> Path:
+    """The folder with the reference's tools (llama-tokenize, llama-server, …) and libraries."""
+    return _found(places.reference_folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as Q4_1."""
+    return _found(places.smollm2_file)
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M as Q4_K_M."""
+    return _found(places.gemma3_file)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny(arch, **options)`: the path of a tiny model, written at most once a session; options are write_tiny's."""
+    folder = tmp_path_factory.mktemp("tiny")
+    written: dict[object, Path] = {}
+
+    def path_of(arch: str, **options: object) -> Path:
+        key = (arch, tuple(sorted(options.items())))
+        if key not in written:
+            name = "-".join(
+                [arch, *(f"{name}={value}" for name, value in sorted(options.items()) if name != "omit")]
+            )
+            written[key] = write_tiny(folder / f"{len(written)}-{name}.gguf", arch, **options)  # type: ignore[arg-type]
+        return written[key]
+
+    return path_of
