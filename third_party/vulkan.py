@@ -1,0 +1,80 @@
+"""What the Vulkan module needs: glslc, new enough headers, SPIR-V headers and the loader library."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import toolchain
+
+OLDEST_HEADERS = (1, 3, 275)
+INSTALL = "sudo apt install glslc libvulkan-dev spirv-headers"
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+)
+DRIVER_LISTS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The tools to compile the Vulkan module with."""
+
+    glslc: str
+    include: Path
+    library: Path
+    headers: tuple[int, ...]
+
+
+def find(include: str | None) -> Kit | str:
+    """Return the kit, or one line that says what is missing; `include` names another folder of Vulkan headers."""
+    sdk = os.environ.get("VULKAN_SDK")
+    glslc = toolchain.which("glslc") or (toolchain.which(f"{sdk}/bin/glslc") if sdk else None)
+    if glslc is None:
+        return f"glslc is missing: {INSTALL}"
+    named = [include, os.environ.get("Vulkan_INCLUDE_DIR"), f"{sdk}/include" if sdk else None]
+    folders = [Path(name).expanduser().resolve() for name in named if name] or [
+        Path("/usr/include"),
+        Path("/usr/local/include"),
+    ]
+    header = next((f for f in folders if (f / "vulkan" / "vulkan_core.h").exists()), None)
+    if header is None:
+        return f"the Vulkan headers are missing: {INSTALL} (or name their folder with --vulkan-include)"
+    version = header_version((header / "vulkan" / "vulkan_core.h").read_text())
+    if version < OLDEST_HEADERS:
+        return (
+            f"the Vulkan headers in {header} are {_dotted(version)}, ggml needs {_dotted(OLDEST_HEADERS)}: "
+            "unpack a newer libvulkan-dev anywhere and pass its usr/include with --vulkan-include"
+        )
+    libraries = [Path(f"{sdk}/lib")] if sdk else []
+    libraries += map(Path, LIBRARY_FOLDERS)
+    found = [
+        folder / name
+        for name in ("libvulkan.so", "libvulkan.so.1")
+        for folder in libraries
+        if (folder / name).exists()
+    ]
+    if not found:
+        return "the Vulkan loader is missing: sudo apt install libvulkan1"
+    return Kit(glslc, header, found[0], version)
+
+
+def header_version(text: str) -> tuple[int, ...]:
+    """Return the version that a vulkan_core.h declares, (0, 0, 0) when it declares none."""
+    patch = re.search(r"#define VK_HEADER_VERSION (\d+)", text)
+    whole = re.search(r"#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION\(\d+, (\d+), (\d+),", text)
+    return (int(whole[1]), int(whole[2]), int(patch[1])) if patch and whole else (0, 0, 0)
+
+
+def has_driver() -> bool:
+    """Return whether any Vulkan driver is registered on this machine."""
+    return any(next(Path(folder).glob("*.json"), None) for folder in DRIVER_LISTS)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
