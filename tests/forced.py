@@ -55,12 +55,15 @@ def write_exact(path: Path, s: Shape, vocab: Vocabulary, weights: Mapping[str, n
     shapes = {"attn_q": (n_q, s.n_embd), "attn_k": (n_kv, s.n_embd), "attn_v": (n_kv, s.n_embd)}
     shapes |= {"attn_output": (s.n_embd, n_q), "ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
     shapes |= {"ffn_down": (s.n_embd, s.n_ff)}
-    tensors = {"token_embd": np.eye(s.n_vocab, s.n_embd), "output": np.zeros((s.n_vocab, s.n_embd))}
+    tensors: dict[str, np.ndarray] = {
+        "token_embd": np.eye(s.n_vocab, s.n_embd),
+        "output": np.zeros((s.n_vocab, s.n_embd)),
+    }
     tensors |= {"output_norm": np.ones(s.n_embd)}
     for layer in range(s.n_layer):
         tensors |= {f"blk.{layer}.{name}": np.zeros(shape) for name, shape in shapes.items()}
         tensors |= {f"blk.{layer}.{name}": np.ones(s.n_embd) for name in ("attn_norm", "ffn_norm")}
-    for name, data in (tensors | weights).items():
+    for name, data in (tensors | dict(weights)).items():
         writer.add_tensor(f"{name}.weight", data.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Before conftest cleans it: the build's own options and cache are named there.
+CALLERS = dict(os.environ)
 
 
 class Missing(Exception):
@@ -21,12 +23,14 @@ class Missing(Exception):
 
 
 def cache_folder() -> Path:
-    """The folder for large files that may be made again: `$XDG_CACHE_HOME/pyggml`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyggml"
+    """The folder for large files that may be made again: PYGGML_CACHE, else pyggml in the user's cache folder."""
+    own = CALLERS.get("PYGGML_CACHE")
+    base = CALLERS.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "pyggml"
 
 
 def _overridden(variable: str) -> Path | None:
-    value = os.environ.get(variable)
+    value = CALLERS.get(variable)
     if not value:
         return None
     if not Path(value).exists():
@@ -36,7 +40,7 @@ def _overridden(variable: str) -> Path | None:
 
 def _built(what: str, remedy: str) -> Path:
     command = [sys.executable, str(ROOT / "build_ggml.py"), "--print", what]
-    asked = subprocess.run(command, check=False, capture_output=True, text=True)
+    asked = subprocess.run(command, env=CALLERS, check=False, capture_output=True, text=True)
     folder = asked.stdout.strip()
     if asked.returncode or not Path(folder).is_dir():
         raise Missing(f"build_ggml.py has no {what} on this machine: run `{remedy}`")

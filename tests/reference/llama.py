@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import places
+from tiny_quants import Draws
 
 SOURCE = Path(__file__).with_name("llama_logits.cpp")
 
@@ -104,3 +107,13 @@ def nmse(measured: np.ndarray, right: np.ndarray) -> float:
     """Squared error over squared size of what is right."""
     right = right.astype(np.float64)
     return float(np.square(measured - right).sum() / np.square(right).sum())
+
+
+def nudge(model: Path, target: Path) -> None:
+    """Copy a model with every norm weight moved by one ulp, up or down: what it changes is noise, not meaning."""
+    shutil.copyfile(model, target)
+    for tensor in GGUFReader(target, "r+").tensors:
+        if tensor.name.endswith("norm.weight"):
+            bits = tensor.data.view("<u4")
+            ups = Draws(0, tensor.name).raw(bits.size) & 1
+            bits += ups.astype("<u4") * 2 - 1

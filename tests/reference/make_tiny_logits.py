@@ -13,14 +13,13 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
-from llama import Reference, nmse
+from llama import Reference, nmse, nudge
 from stored_logits import FOLDER, PROMPT, ROWS
 from tiny import FAMILIES, QUANTS, write_tiny
-from tiny_quants import Draws
 
 MAX_SEEDS = 60
 GOAL = 1e-10
@@ -41,93 +40,96 @@ VARIANT_CASES = {
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0")
 
 
-def nudge(model: Path, target: Path) -> None:
-    """Copy a model with every norm weight moved by one ulp, up or down."""
-    data = bytearray(model.read_bytes())
-    for tensor in GGUFReader(model).tensors:
-        if tensor.name.endswith("norm.weight"):
-            begin, end = tensor.data_offset, tensor.data_offset + tensor.n_bytes
-            bits = np.frombuffer(bytes(data[begin:end]), "<u4")
-            ups = Draws(0, tensor.name).raw(len(bits)) & 1
-            data[begin:end] = (bits - 1 + 2 * ups.astype("<u4")).tobytes()
-    target.write_bytes(data)
+@dataclass(frozen=True)
+class Case:
+    """One model and cache to store logits for."""
+
+    arch: str
+    variant: str
+    quant: str
+    flash: bool = False
+    cache_type: str = "f32"
 
 
-def measure(
-    reference: Reference, model: Path, flash: bool, cache_type: str, give_up_at: float
-) -> tuple[np.ndarray, np.ndarray, float]:
+@dataclass(frozen=True)
+class Measured:
+    """Logits of ROWS, all at once and step by step, and how far llama.cpp moves from itself."""
+
+    whole: np.ndarray
+    steps: np.ndarray
+    floor: float
+
+
+def measure(reference: Reference, model: Path, case: Case, give_up_at: float) -> Measured:
     """Logits all at once and step by step, and how far llama.cpp moves from itself; stops early above `give_up_at`."""
-    options = {
-        "fa": "on" if flash else "off",
-        "ctk": cache_type,
-        "ctv": cache_type,
-        "rows": ",".join(map(str, ROWS)),
-    }
+    options = {"fa": "on" if case.flash else "off", "ctk": case.cache_type, "ctv": case.cache_type}
+    options["rows"] = ",".join(map(str, ROWS))
     nudged = model.with_suffix(".nudged")
     nudge(model, nudged)
     whole = reference.logits(model, PROMPT, **options)
     steps = reference.logits(model, PROMPT, chunk=1, **options)
+    changed: list[tuple[Path, dict[str, object], np.ndarray]] = [
+        (nudged, {}, whole),
+        (nudged, {"chunk": 1}, steps),
+        (model, {"repack": "off"}, whole),
+        (model, {"repack": "off", "chunk": 1}, steps),
+        (model, {"chunk": 7}, whole),
+        (model, {"threads": 1}, whole),
+    ]
     floor = 0.0
-    for other, changes, right in (
-        (nudged, {}, whole), (nudged, {"chunk": 1}, steps), (model, {"repack": "off"}, whole),
-        (model, {"repack": "off", "chunk": 1}, steps), (model, {"chunk": 7}, whole), (model, {"threads": 1}, whole),
-    ):  # fmt: skip
+    for other, changes, right in changed:
         floor = max(floor, nmse(reference.logits(other, PROMPT, **options, **changes), right))
         if floor > give_up_at:
             break
-    return whole, steps, floor
+    return Measured(whole, steps, floor)
 
 
-def best_seed(reference: Reference, folder: Path, case: dict[str, object]) -> tuple[np.ndarray, np.ndarray]:
-    """Try seeds until the floor is low enough; adds `seed` and `floor` to the case."""
-    best: tuple[np.ndarray, np.ndarray] | None = None
-    case["floor"] = np.inf
+def best_seed(reference: Reference, folder: Path, case: Case) -> tuple[int, Measured]:
+    """The first seed whose floor is low enough, or else the best of all."""
+    best_seed, best = -1, None
     for seed in range(MAX_SEEDS):
         model = write_tiny(
-            folder / "model.gguf",
-            str(case["arch"]),
-            quant=str(case["quant"]),
-            variant=str(case["variant"]),
-            seed=seed,
+            folder / "model.gguf", case.arch, quant=case.quant, variant=case.variant, seed=seed
         )
-        whole, steps, floor = measure(
-            reference, model, bool(case["flash"]), str(case["cache_type"]), case["floor"]
-        )  # type: ignore[arg-type]
-        if floor < case["floor"]:  # type: ignore[operator]
-            best, case["seed"], case["floor"] = (whole, steps), seed, floor
-        if floor <= GOAL:
+        measured = measure(reference, model, case, best.floor if best else np.inf)
+        if best is None or measured.floor < best.floor:
+            best_seed, best = seed, measured
+        if best.floor <= GOAL:
             break
     assert best is not None
-    return best
+    return best_seed, best
 
 
-def cases_of(arch: str) -> list[dict[str, object]]:
+def cases_of(arch: str) -> list[Case]:
     """What to store for a family."""
-    plain = [("", quant) for quant in QUANTS] + VARIANT_CASES[arch]
-    cases = [(variant, quant, False, "f32") for variant, quant in plain]
+    cases = [Case(arch, "", quant) for quant in QUANTS]
+    cases += [Case(arch, variant, quant) for variant, quant in VARIANT_CASES[arch]]
     if arch in ("llama", "qwen3", "gemma3"):
-        cases += [("", quant, True, cache_type) for quant in ("F32", "Q8_0") for cache_type in CACHE_TYPES]
-    names = ("variant", "quant", "flash", "cache_type")
-    return [{"arch": arch, **dict(zip(names, case, strict=True))} for case in cases]
+        cases += [Case(arch, "", quant, True, kind) for quant in ("F32", "Q8_0") for kind in CACHE_TYPES]
+    return cases
+
+
+def store(reference: Reference, arch: str) -> None:
+    """Make one family's file."""
+    arrays: dict[str, np.ndarray] = {}
+    described = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, case in enumerate(cases_of(arch)):
+            seed, measured = best_seed(reference, Path(folder), case)
+            apart = nmse(measured.steps, measured.whole)
+            steps = "whole" if apart <= GOAL else "steps"
+            described.append({**asdict(case), "seed": seed, "floor": measured.floor, "steps": steps})
+            arrays |= {f"{i}/whole": measured.whole, f"{i}/{steps}": getattr(measured, steps)}
+            print(*described[-1].values(), f"whole/steps {apart:.1e}", flush=True)
+    arrays["cases"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    FOLDER.mkdir(exist_ok=True)
+    np.savez_compressed(FOLDER / f"tiny_{arch}.npz", allow_pickle=False, **arrays)
 
 
 def main() -> None:
     reference = Reference.found()
     for arch in sys.argv[1:] or FAMILIES:
-        arrays: dict[str, np.ndarray] = {}
-        cases = cases_of(arch)
-        with tempfile.TemporaryDirectory() as folder:
-            for i, case in enumerate(cases):
-                whole, steps = best_seed(reference, Path(folder), case)
-                apart = nmse(steps, whole)
-                case["steps"] = "whole" if apart <= GOAL else "steps"
-                arrays[f"{i}/whole"] = whole
-                if apart > GOAL:
-                    arrays[f"{i}/steps"] = steps
-                print(*case.values(), f"whole/steps {apart:.1e}", flush=True)
-        arrays["cases"] = np.frombuffer(json.dumps(cases).encode(), np.uint8)
-        FOLDER.mkdir(exist_ok=True)
-        np.savez_compressed(FOLDER / f"tiny_{arch}.npz", **arrays)
+        store(reference, arch)
 
 
 if __name__ == "__main__":
