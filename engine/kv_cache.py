@@ -3,6 +3,8 @@
 Per layer one table for K and one for V, [n_slots * n_ctx + 1, n_head_kv * head_dim]: slot s holds
 rows s * n_ctx and on, and the last row of the table takes what padding tokens write. Memory is
 zeroed as the window over it grows, since rows never written are read under a mask and must be finite.
+Quantised caches hold K and V turned by a Hadamard matrix, which spreads outliers over a block and
+costs less quality (https://github.com/ggml-org/llama.cpp/pull/21038); attention turns them back.
 Owned by the rank's runner; used from the engine thread only.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyggml as gg
 
 from .errors import ConfigError
@@ -54,6 +57,24 @@ def cache_bytes(hp: HParams, n_slots: int, n_ctx: int, type_k: str, type_v: str)
     return total
 
 
+def rotation_size(kind: str, head_dim: int, *, largest: bool) -> int:
+    """Side of the Hadamard matrix for a cache of this type; 0 where none is used.
+
+    64, or with `largest` the largest power of two that divides the heads.
+    """
+    if not gg.dtype(kind).is_quantized or head_dim % 64:
+        return 0
+    return head_dim & -head_dim if largest else 64
+
+
+def hadamard_matrix(n: int) -> np.ndarray:
+    """The orthonormal Hadamard matrix of a power of two, float32 [n, n] (Sylvester's construction)."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < n:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return (matrix / np.sqrt(n)).astype(np.float32)
+
+
 class KVCache:
     """The cache of one rank: `k[i]` and `v[i]` are the tables of layer i."""
 
@@ -65,11 +86,22 @@ class KVCache:
         self.n_rows = round_up(n_ctx, WINDOW)
         self.trash_row = n_slots * self.n_rows
         self._buffer = gg.Buffer(backend, cache_specs(hp, range(hp.n_layer), n_slots, n_ctx, type_k, type_v))
+        self._rotations: list[gg.Buffer] = []
         self.k = [self._buffer[f"k.{i}"] for i in range(hp.n_layer)]
         self.v = [self._buffer[f"v.{i}"] for i in range(hp.n_layer)]
+        self.turn_k = self._rotation(backend, rotation_size(type_k, hp.head_dim, largest=True))
+        self.turn_v = self._rotation(backend, rotation_size(type_v, hp.head_dim_v, largest=False))
         self._zeroed = [0] * n_slots
         for table in self.k + self.v:
             table.zero(start_row=self.trash_row, n_rows=1)
+
+    def _rotation(self, backend: gg.Backend, n: int) -> gg.Tensor | None:
+        if n == 0:
+            return None
+        buffer = gg.Buffer(backend, {"hadamard": ((n, n), "f32")})
+        self._rotations.append(buffer)
+        buffer["hadamard"].set(hadamard_matrix(n))
+        return buffer["hadamard"]
 
     @property
     def n_bytes(self) -> int:
@@ -89,3 +121,5 @@ class KVCache:
     def close(self) -> None:
         """Free the device memory."""
         self._buffer.close()
+        for buffer in self._rotations:
+            buffer.close()

@@ -118,6 +118,12 @@ class Request:
         n = len(self.prompt_ids)
         return [*self.prompt_ids[start:min(stop, n)], *self.output_ids[max(start - n, 0):max(stop - n, 0)]]  # fmt: skip
 
+    def begin(self, slot: int, n_cached: int) -> None:
+        """Take a slot whose cache already holds the first n_cached tokens."""
+        self.slot, self.n_past, self.n_cached = slot, n_cached, n_cached
+        self.state = RequestState.RUNNING
+        self.started_s = time.perf_counter()
+
     def accept(self, sampled: Sampled) -> None:
         """Take the next token: send its text, and finish where it ends the answer."""
         if sampled.error is not None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from .batch import Batch, Phase, Row
-from .request import Request, RequestState
+from .request import Request
 
 
 class Scheduler:
@@ -97,8 +97,7 @@ class Scheduler:
             self._clock += 1
             self._last_used[slot] = self._clock
             del self._held[slot][n_cached:]
-            request.slot, request.n_past, request.n_cached = slot, n_cached, n_cached
-            request.state = RequestState.RUNNING
+            request.begin(slot, n_cached)
             self.running[slot] = request
 
     def _best_slot(self, ids: Sequence[int]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .backend import Backend, default_threads
 from .buffer import Buffer
+from .candidates import Candidates, top_candidates
 from .device import Device, ModuleProblem, default_device, device, devices, module_problems
 from .dtypes import DType, dequantize, dtype, quantize
 from .errors import (
@@ -32,6 +33,7 @@ from .ops import (
     geglu,
     gelu,
     get_rows,
+    hadamard,
     log,
     mul,
     mul_mat,

@@ -187,6 +187,19 @@ def mul_mat(w: Tensor, x: Tensor, *, f32: bool = False) -> Tensor:
     return _node(handle, max(x.ndim, w.ndim), w, x)
 
 
+def hadamard(x: Tensor, matrix: Tensor) -> Tensor:
+    """Rotate each stretch of `x` by an orthonormal Hadamard matrix, which is its own inverse.
+
+    Shapes: x [..., k * n] contiguous, matrix float32 [n, n] -> the shape of x. Devices have a faster
+    way than the matrix product; the matrix serves the others.
+    """
+    n = _ne(matrix)[0]
+    _need(x.is_contiguous and _ne(x)[0] % n == 0, "hadamard", x, matrix, because="rows must be contiguous multiples of the matrix")
+    rotated = mul_mat(matrix, reshape(x, (-1, n)))
+    lib.ggml_mul_mat_set_hint(rotated.handle, lib.GGML_HINT_SRC0_IS_HADAMARD)
+    return reshape(rotated, x.shape)
+
+
 def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
     """Multiply each token by the matrices of its chosen experts.
 

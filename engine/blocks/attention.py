@@ -24,6 +24,7 @@ def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
     k = _heads(f, x, b + "attn_k", hp.head_dim)
     v = f.linear(x, b + "attn_v")
     q, k = _rotate(f, q, swa), _rotate(f, k, swa)
+    q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)
     k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
     v_table = gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
     if f.shape.n_out == 0 and i == hp.n_layer - 1:
@@ -32,6 +33,7 @@ def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
         return None
     q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
     seen = attend(f, q, _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v), f.mask(swa), hp.attn_scale)
+    seen = _turn(f, seen, f.cache.turn_v)
     return f.reduce(f.linear(seen, b + "attn_output"))
 
 
@@ -57,6 +59,11 @@ def _rotate(f: Forward, heads: gg.Tensor, swa: bool) -> gg.Tensor:
         beta_slow=rope.beta_slow,
         freq_factors=f.maybe("rope_freqs.weight"),
     )
+
+
+def _turn(f: Forward, x: gg.Tensor, matrix: gg.Tensor | None) -> gg.Tensor:
+    """Turn by the cache's Hadamard matrix, where it has one; twice is back."""
+    return x if matrix is None else gg.hadamard(x, f.graph.use(matrix))
 
 
 def _window(f: Forward, table: gg.Tensor, head_dim: int) -> gg.Tensor:

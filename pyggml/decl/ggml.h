@@ -8,6 +8,7 @@ struct ggml_backend_buffer;
 enum ggml_type { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F64, GGML_TYPE_I8, GGML_TYPE_I16,
                  GGML_TYPE_I32, GGML_TYPE_I64, GGML_TYPE_COUNT, ... };
 enum ggml_prec { GGML_PREC_UNDEFINED, GGML_PREC_F32, ... };
+enum ggml_op_hint { GGML_HINT_NONE, GGML_HINT_SRC0_IS_HADAMARD };
 enum ggml_status { GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, GGML_STATUS_ABORTED };
 enum ggml_sort_order { GGML_SORT_ORDER_ASC, GGML_SORT_ORDER_DESC };
 #define GGML_ROPE_TYPE_NEOX ...
@@ -85,6 +86,7 @@ struct ggml_tensor *ggml_geglu_split(struct ggml_context *ctx, struct ggml_tenso
 struct ggml_tensor *ggml_norm(struct ggml_context *ctx, struct ggml_tensor *a, float eps);
 struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *a, float eps);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
+void ggml_mul_mat_set_hint(struct ggml_tensor *t, enum ggml_op_hint hint);
 bool ggml_prec_set_acc(struct ggml_tensor *t, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat_id(struct ggml_context *ctx, struct ggml_tensor *as, struct ggml_tensor *b, struct ggml_tensor *ids);
 struct ggml_tensor *ggml_scale(struct ggml_context *ctx, struct ggml_tensor *a, float s);
