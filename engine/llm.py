@@ -18,6 +18,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import pyggml as gg
 
+from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
 from .errors import ConfigError, PromptTooLong, RequestError, TemplateError
@@ -44,12 +45,14 @@ class LLM:
     `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
     number of requests that run together; `batch` the most prompt tokens of one step; cache types are
     f32, f16, bf16, q8_0 and q4_0. `progress(done_bytes, total_bytes)` is called while loading.
+    `chat_template` is the text of a template to use in place of the file's. A Model that is given is
+    closed with the LLM.
     Raises ConfigError, ModelError or GGUFError before any weight is read.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | Model,
         *,
         device: str | None = None,
         ctx: int | None = None,
@@ -59,15 +62,17 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         prefix_cache: bool = True,
+        chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         for name, value in (("parallel", parallel), ("batch", batch)):
             if value < 1:
                 raise ConfigError(f"{name} = {value}; at least 1 is needed")
         self._is_closed = False
-        self.model = Model(model)
+        self.model = model if isinstance(model, Model) else Model(model)
         self._backend: gg.Backend | None = None
         try:
+            self._given_template = None if chat_template is None else self._template(chat_template)
             hp, found = self.model.hparams, self.model.weights
             target = gg.device(device) if device else gg.default_device()
             needed = 0 if target.kind == "cpu" else sum(f.tensor.n_bytes for f in found)
@@ -87,6 +92,12 @@ class LLM:
         self.n_ctx = n_ctx
         self._scheduler = Scheduler(n_slots=parallel, max_chunk=batch, reuse_prefix=prefix_cache)
         self._engine = Engine(self._scheduler, self._runner)
+
+    def _template(self, source: str) -> ChatTemplate | None:
+        template = ChatTemplate.from_gguf({"tokenizer.chat_template": source}, self.model.tokenizer)
+        if template is not None and template.syntax_error is not None:
+            raise TemplateError(f"the chat template that was given has a syntax error: {template.syntax_error}")
+        return template
 
     @property
     def plan(self) -> Placement:
@@ -147,7 +158,7 @@ class LLM:
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids that the template makes of a conversation; text of the messages never becomes a special token."""
-        chat_template = self.model.chat_template
+        chat_template = self._given_template or self.model.chat_template
         if chat_template is None:
             raise TemplateError(f"{self.model.path} has no chat template (a base model); use generate()")
         prompt = chat_template.render(messages, tools=tools, **(template or {}))
