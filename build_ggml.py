@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fetches and builds ggml, pyggml's native library and the cffi extension into a cache outside the checkout.
 
-    python build_ggml.py --install         build what this machine can use, and link it into this checkout's pyggml/
-    python build_ggml.py --reference       also build llama.cpp's own programs, for tests and benchmarks
+    python build_ggml.py --install         build what this machine can use, and make this checkout importable
+    python build_ggml.py --reference       build llama.cpp's own programs, for tests and benchmarks
     python build_ggml.py --print lib       print where the libraries lie (or source, reference, cache, key)
 
 Every option has an environment name (PYGGML_BACKENDS, PYGGML_CUDA_ARCH, PYGGML_VULKAN_INCLUDE, PYGGML_SOURCE,
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from third_party import archive, backends, cache, gpu, module, reference, toolchain  # noqa: E402
+from third_party import archive, backends, cache, gpu, layout, module, reference, toolchain  # noqa: E402
 from third_party.errors import BuildError  # noqa: E402
 from third_party.recipe import Recipe, read_own_files  # noqa: E402
 
@@ -69,7 +69,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         default=env.get("PYGGML_JOBS"),
         help="compilers at a time (default: this process's CPUs)",
     )
-    add("--install", action="store_true", help="link the libraries into this checkout's pyggml/")
+    add("--install", action="store_true", help="link the libraries into this checkout, and make it importable")
     add("--reference", action="store_true", help="build llama.cpp's programs instead of our libraries")
     add("--print", dest="asked", choices=PRINTABLE, help="print this and build nothing")
     add("--json", action="store_true", help="print every fact as JSON and build nothing")
@@ -132,6 +132,7 @@ def main(arguments: Sequence[str]) -> int:
             lib = module.make(plan, _jobs(args))
             if args.install:
                 module.place(lib, ROOT / "pyggml")
+                layout.link_packages(ROOT)
             print(lib)
     except BuildError as error:
         print(f"build_ggml.py: {error}", file=sys.stderr)

@@ -53,23 +53,24 @@ def choose(
         raise BuildError(f"--backends: no backend {unknown[0]!r}; there are {', '.join(NAMES)}")
     choice = Choice()
     if named is None or "cuda" in named:
-        _choose_cuda(choice, named is not None, cards, cuda_arch)
+        _choose_cuda(choice, named is not None or cuda_arch is not None, cards, cuda_arch)
     if named is None or "vulkan" in named:
-        _choose_vulkan(choice, named is not None, cards, vulkan_include)
+        _choose_vulkan(choice, named is not None or vulkan_include is not None, cards, vulkan_include)
     return choice
 
 
 def _choose_cuda(choice: Choice, forced: bool, cards: Cards, cuda_arch: str | None) -> None:
     toolkit = cuda.find_toolkit()
-    is_here = "NVIDIA" in cards.vendors or cards.has_nvidia_driver
-    found = _cuda_kit(toolkit, cards, cuda_arch) if forced or is_here or cuda_arch else None
+    is_here = "NVIDIA" in cards.vendors
+    found = _cuda_kit(toolkit, cards, cuda_arch) if forced or is_here else None
     if isinstance(found, Cuda):
-        if not forced and is_here and (obstacle := _driver_obstacle(cards, found.toolkit)):
-            choice.warnings.append(f"NVIDIA GPU not usable, building without CUDA: {obstacle}")
+        obstacle = _driver_obstacle(cards, found.toolkit)
+        if obstacle and not forced:
+            choice.warnings.append(f"NVIDIA GPU not usable, building without CUDA: {obstacle}; {AGAIN}")
         else:
             choice.cuda = found
     elif forced:
-        raise BuildError(f"--backends cuda: {found}")
+        raise BuildError(f"CUDA was asked for: {found}")
     elif is_here:
         choice.warnings.append(f"NVIDIA GPU not usable, building without CUDA: {found}; {AGAIN}")
     elif toolkit:
@@ -81,7 +82,7 @@ def _choose_cuda(choice: Choice, forced: bool, cards: Cards, cuda_arch: str | No
 
 def _cuda_kit(toolkit: cuda.Toolkit | None, cards: Cards, cuda_arch: str | None) -> Cuda | str:
     if toolkit is None:
-        return "nvcc is missing: sudo apt install nvidia-cuda-toolkit (12 or 13), or NVIDIA's own cuda-toolkit package"
+        return "nvcc is missing: sudo apt install cuda-toolkit (NVIDIA's own package of CUDA 12 or 13)"
     if toolkit.version[0] not in cuda.MAJORS:
         return (
             f"nvcc is of CUDA {toolkit.name}, ggml needs CUDA 12 or 13: install NVIDIA's cuda-toolkit package"
@@ -100,12 +101,15 @@ def _cuda_kit(toolkit: cuda.Toolkit | None, cards: Cards, cuda_arch: str | None)
 
 
 def _driver_obstacle(cards: Cards, toolkit: cuda.Toolkit) -> str | None:
-    if not cards.has_nvidia_driver:
-        return "its driver is not loaded: sudo apt install nvidia-driver and reboot (a container needs --gpus all)"
-    if (0, 0) < cards.driver_cuda and cards.driver_cuda[0] < toolkit.version[0]:
+    served = cards.driver_cuda[0]
+    if served == 0:
         return (
-            f"the driver serves CUDA {cards.driver_cuda[0]}, nvcc is {toolkit.name}: "
-            f"update the driver (sudo apt install nvidia-driver), or install a CUDA {cards.driver_cuda[0]} toolkit; {AGAIN}"
+            "no working driver: sudo apt install nvidia-driver and reboot (start a container with --gpus all)"
+        )
+    if served < toolkit.version[0]:
+        return (
+            f"the driver serves CUDA {served}, nvcc is {toolkit.name}: "
+            f"update it (sudo apt install nvidia-driver) or install a CUDA {served} toolkit"
         )
     return None
 
@@ -113,9 +117,9 @@ def _driver_obstacle(cards: Cards, toolkit: cuda.Toolkit) -> str | None:
 def _choose_vulkan(choice: Choice, forced: bool, cards: Cards, include: str | None) -> None:
     kit = vulkan.find(include)
     others = " and ".join(sorted(cards.vendors - {"NVIDIA"}))
-    if forced or include:
+    if forced:
         if isinstance(kit, str):
-            raise BuildError(f"--backends vulkan: {kit}")
+            raise BuildError(f"Vulkan was asked for: {kit}")
         choice.vulkan = kit
     elif isinstance(kit, str):
         if others:

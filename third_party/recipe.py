@@ -124,6 +124,7 @@ class Recipe:
             options["Vulkan_GLSLC_EXECUTABLE"] = kit.glslc
             options["Vulkan_INCLUDE_DIR"] = str(kit.include)
             options["Vulkan_LIBRARY"] = str(kit.library)
+            options["SPIRV-Headers_DIR"] = str(kit.spirv)
         options["CMAKE_INSTALL_RPATH"] = ";".join(rpaths)
         return options
 

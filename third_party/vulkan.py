@@ -28,6 +28,7 @@ class Kit:
     glslc: str
     include: Path
     library: Path
+    spirv: Path
     headers: tuple[int, ...]
 
 
@@ -61,7 +62,10 @@ def find(include: str | None) -> Kit | str:
     ]
     if not found:
         return "the Vulkan loader is missing: sudo apt install libvulkan1"
-    return Kit(glslc, header, found[0], version)
+    spirv = [folder for folder in _spirv_folders(sdk) if (folder / "SPIRV-HeadersConfig.cmake").exists()]
+    if not spirv:
+        return f"the SPIR-V headers are missing: {INSTALL}"
+    return Kit(glslc, header, found[0], spirv[0], version)
 
 
 def header_version(text: str) -> tuple[int, ...]:
@@ -69,6 +73,13 @@ def header_version(text: str) -> tuple[int, ...]:
     patch = re.search(r"#define VK_HEADER_VERSION (\d+)", text)
     whole = re.search(r"#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION\(\d+, (\d+), (\d+),", text)
     return (int(whole[1]), int(whole[2]), int(patch[1])) if patch and whole else (0, 0, 0)
+
+
+def _spirv_folders(sdk: str | None) -> list[Path]:
+    prefixes = [*os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep), sdk, "/usr", "/usr/local"]
+    return [
+        Path(p, kind, "cmake", "SPIRV-Headers") for p in prefixes if p for kind in ("share", "lib", "lib64")
+    ]
 
 
 def has_driver() -> bool:
