@@ -183,7 +183,9 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
     if name is None or name == "":
         return PRE_TOKENIZERS["default"]
     if name in REFUSED:
-        raise UnsupportedTokenizer(f"pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported: {REFUSED[name]}")
+        raise UnsupportedTokenizer(
+            f"pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported: {REFUSED[name]}"
+        )
     if name not in PRE_TOKENIZERS:
         near = difflib.get_close_matches(name, PRE_TOKENIZERS, n=4, cutoff=0.5)
         hint = f"names like it: {', '.join(near)}" if near else f"known: {', '.join(sorted(PRE_TOKENIZERS))}"

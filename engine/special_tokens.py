@@ -18,7 +18,10 @@ class SpecialTokens:
     """Cuts texts at special tokens; `strips_after` drops the white space behind the tokens of these texts."""
 
     def __init__(
-        self, control: Mapping[str, int], user_defined: Mapping[str, int], strips_after: frozenset[str] = frozenset()
+        self,
+        control: Mapping[str, int],
+        user_defined: Mapping[str, int],
+        strips_after: frozenset[str] = frozenset(),
     ) -> None:
         self._ids = {**user_defined, **control}
         self._control = frozenset(control)
@@ -48,7 +51,9 @@ class SpecialTokens:
         if begin < len(text):
             yield text[begin:]
 
-    def _token_at(self, text: str, start: int, lengths: Sequence[int], regions: Sequence[Region]) -> str | None:
+    def _token_at(
+        self, text: str, start: int, lengths: Sequence[int], regions: Sequence[Region]
+    ) -> str | None:
         for length in lengths:
             candidate = text[start : start + length]
             if candidate not in self._ids or len(candidate) < length:

@@ -23,7 +23,10 @@ _SLOT_MIXES = tuple(np.uint64(mix) for mix in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A8
 
 
 def merges_by_score(tokens: Sequence[str], scores: NDArray[np.float32]) -> list[tuple[str, str]]:
-    """Return the merge rules of `tokens` (no text twice), best first; among equals the earlier token, then the earlier cut."""
+    """Return the merge rules of `tokens`, best first; of equal ones the earlier token's, then the earlier cut's.
+
+    `tokens` holds no text twice; `scores` has one entry for each.
+    """
     with np.errstate(over="ignore"):
         groups = list(_by_length(tokens))
         find = _TokenIndex.of(groups, len(tokens))

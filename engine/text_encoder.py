@@ -27,10 +27,12 @@ def build_pipeline(vocabulary: Vocabulary) -> Tokenizer:
     """
     try:
         return _BUILDERS[vocabulary.kind](vocabulary)
-    except UnsupportedTokenizer:
-        raise
-    except Exception as problem:  # the library raises bare Exception
-        raise UnsupportedTokenizer(f"the {vocabulary.kind} tokenizer of this file cannot be built: {problem}") from None
+    except Exception as problem:
+        if type(problem) is not Exception:  # which is what the library raises
+            raise
+        raise UnsupportedTokenizer(
+            f"the {vocabulary.kind} tokenizer of this file cannot be built: {problem}"
+        ) from None
 
 
 def _split(patterns: tuple[str, ...]) -> list[pre_tokenizers.PreTokenizer]:
@@ -54,7 +56,9 @@ def _marked_bpe(vocabulary: Vocabulary) -> Tokenizer:
     pre = vocabulary.pre
     assert pre is not None
     ids, unknown = _ids_with_unknown(vocabulary)
-    tokenizer = Tokenizer(_merging_model(vocabulary, ids, unk_token=unknown, byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(
+        _merging_model(vocabulary, ids, unk_token=unknown, byte_fallback=True, fuse_unk=True)
+    )
     tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_split(pre.patterns))
     return tokenizer
@@ -119,8 +123,11 @@ def _merging_model(vocabulary: Vocabulary, ids: dict[str, int], **options: Any) 
     """The model with the file's merges; a line's cut is its first blank that is not its first character."""
     lines = vocabulary.merges or []
     try:
-        return models.BPE(ids, [tuple(line.split(" ", 1)) for line in lines], **options)
-    except Exception:  # the library raises bare Exception for a line that it cannot use, and refuses the whole list
+        pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+        return models.BPE(ids, pairs, **options)
+    except (
+        Exception
+    ):  # the library raises bare Exception for a line that it cannot use, and refuses the whole list
         cuts = ((line, line.find(" ", 1)) for line in lines)
         pairs = [(line[:cut], line[cut + 1 :]) for line, cut in cuts if cut > 0]
         usable = [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]

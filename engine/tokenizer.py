@@ -70,14 +70,18 @@ class Tokenizer:
         """
         return self.encode_segments([(text, parse_special)], add_special=add_special)
 
-    def encode_segments(self, segments: Sequence[tuple[str, bool]], *, add_special: bool = False) -> list[int]:
+    def encode_segments(
+        self, segments: Sequence[tuple[str, bool]], *, add_special: bool = False
+    ) -> list[int]:
         """Return the ids of one text that is given in pieces (text, parse_special).
 
         Only special tokens that lie in pieces with parse_special count; otherwise the cuts leave no trace in the ids.
         Raises: RequestError.
         """
         if self.kind == "none":
-            raise RequestError("this model has no vocabulary, so text cannot be encoded: pass token ids instead")
+            raise RequestError(
+                "this model has no vocabulary, so text cannot be encoded: pass token ids instead"
+            )
         text = "".join(text for text, _ in segments)
         pieces = list(self._special_tokens.cut(text, _regions(segments)))
         encoded = iter(self._encode_plain(pieces))
@@ -102,7 +106,10 @@ class Tokenizer:
         if not texts:
             return []
         try:
-            return [encoding.ids for encoding in self._encoder().encode_batch_fast(texts, add_special_tokens=False)]
+            return [
+                encoding.ids
+                for encoding in self._encoder().encode_batch_fast(texts, add_special_tokens=False)
+            ]
         except (TypeError, UnicodeEncodeError):
             for text in texts:
                 _check_unicode(text)

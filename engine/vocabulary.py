@@ -80,7 +80,9 @@ class Vocabulary:
     def _array(self, name: str, n_min: int = 0) -> Any:
         values = self._key(name)
         if values is None:
-            raise UnsupportedTokenizer(f"a {self.kind} tokenizer needs tokenizer.ggml.{name}, which the file lacks")
+            raise UnsupportedTokenizer(
+                f"a {self.kind} tokenizer needs tokenizer.ggml.{name}, which the file lacks"
+            )
         if len(values) < n_min:
             raise UnsupportedTokenizer(f"tokenizer.ggml.{name} has {len(values)} entries for {n_min} tokens")
         return values
@@ -113,7 +115,9 @@ class Vocabulary:
 
     def _read_special_ids(self) -> None:
         spm, wpm = self.kind == "llama", self.kind == "bert"
-        self.bos_id = self._id("bos", "cls", default=101) if wpm else self._id("bos", default=1 if spm else None)
+        self.bos_id = (
+            self._id("bos", "cls", default=101) if wpm else self._id("bos", default=1 if spm else None)
+        )
         self.eos_id = self._id("eos", default={"llama": 2, "t5": 1}.get(self.kind))
         self.unk_id = self._id("unknown", default={"llama": 0, "t5": 2, "bert": 100}.get(self.kind))
         self.sep_id = self._id("seperator", "separator", default=102 if wpm else None)
