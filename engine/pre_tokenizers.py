@@ -106,6 +106,7 @@ _FAMILIES: dict[str, PreTokenizer] = {
     "jais-2": PreTokenizer((_words(_DIGITS, spaces=rf"\s*[\r\n]+|{_HALVING_SPACES}"),)),
     "qwen2": replace(_QWEN2, nfc=True),
     "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": _QWEN2,
+    # Marks count as letters here, and text stays decomposed: so say the ids that come with its vocabulary.
     "qwen35": PreTokenizer((_words(_DIGIT, word=r"[\p{L}\p{M}]+", symbols=r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),)),
     "laguna": PreTokenizer((_LINES, _words(_DIGIT))),
     "ufakzeka": PreTokenizer((_words(_DIGIT, suffix=""),)),

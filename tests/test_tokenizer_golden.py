@@ -83,6 +83,30 @@ def test_the_archives_other_vocabularies_build(archive: Path, name: str) -> None
     assert tokenizer.decode(tokenizer.encode(text)).strip() == text
 
 
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("bert-bge", [101, 7592, 102]),
+        ("llama-spm", [1, 22172]),
+        ("llama-bpe", [128000, 15339]),
+        ("gemma-4", [2, 23391]),
+        ("gpt-2", [31373]),
+        ("qwen2", [14990]),
+    ],
+)
+def test_bos_and_eos_come_as_the_family_has_them(archive: Path, name: str, ids: list[int]) -> None:
+    assert archive_tokenizer(archive, name).encode("hello", add_special=True) == ids
+
+
+@pytest.mark.parametrize(
+    ("model", "stops"),
+    [("smollm2", {"<|endoftext|>", "<|im_end|>"}), ("gemma3", {"<eos>", "<end_of_turn>"})],
+)
+def test_a_real_models_stop_tokens(model: str, stops: set[str], request: pytest.FixtureRequest) -> None:
+    tokenizer = tokenizer_of(request.getfixturevalue(model))
+    assert {tokenizer.token_text(i) for i in tokenizer.stop_ids} == stops
+
+
 @pytest.mark.parametrize("parse_special", [True, False])
 @pytest.mark.parametrize(("model", "column"), [("smollm2", 1), ("gemma3", 2)])
 def test_a_real_models_ids_are_llama_cpps(
