@@ -8,12 +8,18 @@ skipped with the remedy, or fails where CI is set, since there nothing may be sk
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import places
 import pytest
 from tiny import write_tiny
+
+sys.path.append(str(Path(__file__).with_name("reference")))
+
+from f32_copy import f32_copy
+from llama import Reference
 
 OWN_PREFIXES = ("PYGGML_", "LLAMA_ARG_")
 
@@ -60,6 +66,12 @@ def reference_bin() -> Path:
 
 
 @pytest.fixture(scope="session")
+def reference(archive: Path, reference_bin: Path) -> Reference:
+    """The reference as a program that gives logits and greedy answers for any model and tokens."""
+    return Reference(archive, reference_bin)
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as Q4_1."""
     return _found(places.smollm2_file)
@@ -69,6 +81,18 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M as Q4_K_M."""
     return _found(places.gemma3_file)
+
+
+@pytest.fixture(scope="session")
+def smollm2_f32(reference: Reference, smollm2: Path) -> Path:
+    """SmolLM2 with all weights as F32 (0.5 GB, made once into the cache)."""
+    return f32_copy(reference, smollm2)
+
+
+@pytest.fixture(scope="session")
+def gemma3_f32(reference: Reference, gemma3: Path) -> Path:
+    """Gemma 3 270M with all weights as F32 (1.1 GB, made once into the cache)."""
+    return f32_copy(reference, gemma3)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from forced import bag_logits, chain_logit, distinct_pieces, write_bag, write_chain, write_forced
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
-from stored_logits import PROMPT, ROWS, stored_cases
+from stored_logits import PROMPT, ROWS, real_columns, real_rows, stored_cases, stored_greedy, stored_real
 from tiny import FAMILIES, QUANTS, VARIANTS, shape_of, write_tiny
 from tiny_quants import UNIT_STD, Draws, random_tensor
 from tiny_vocab import CONTROL_TOKENS, vocabulary
@@ -198,3 +198,24 @@ def test_stored_logits_cover_every_type_and_are_sane(arch: str) -> None:
         assert max(PROMPT) < shape.n_vocab
         assert 1 < case.whole.std() < 10, case.name
         assert case.floor < 1e-4, case.name
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_stored_real_logits_agree_with_themselves(model: str) -> None:
+    for stored in stored_real(model):
+        for rows in (stored.whole, stored.steps):
+            assert rows.logits.shape == (len(real_rows(len(stored.tokens))), len(real_columns(49152)))
+            assert (np.linalg.norm(rows.logits, axis=1) < rows.norms).all()
+            assert rows.best.shape == (len(stored.tokens),)
+        exact = stored.weights == "F32" and stored.cache_type == "f32"
+        flips = np.mean(stored.whole.best != stored.steps.best)
+        assert flips == stored.facts["steps_flips"] <= (0 if exact else 0.1)
+        assert stored.facts["steps_nmse"] < (1e-6 if exact else 1e-2)
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_stored_greedy_answers_are_complete(model: str) -> None:
+    answers = stored_greedy(model)
+    assert len({answer.text for answer in answers}) == 20
+    assert all(len(answer.ids) == len(answer.gaps) == 64 for answer in answers)
+    assert all((answer.gaps >= 0).all() for answer in answers)

@@ -6,6 +6,7 @@
 Needs the reference build. Quantised matrix products round activations to 8 bits (F16 and GELU to 11): where one lies
 on the edge between two values, the last bit of a sum decides, and two right programs differ by 1e-5. So seeds are
 tried until a model has no such edge: llama.cpp then agrees with itself to 1e-10 whichever way it is run.
+Where none is found (F16 caches, GELU in seven layers), the case's `floor` tells.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from llama import Reference, nmse, nudge
 from stored_logits import FOLDER, PROMPT, ROWS
 from tiny import FAMILIES, QUANTS, write_tiny
 
-MAX_SEEDS = 60
 GOAL = 1e-10
+# After so many seeds a floor of 1e-8 will do, after so many the best is taken.
+ENOUGH_SEEDS, MAX_SEEDS = 15, 40
 VARIANT_CASES = {
     "llama": [
         *(
@@ -62,8 +64,8 @@ class Measured:
 
 def measure(reference: Reference, model: Path, case: Case, give_up_at: float) -> Measured:
     """Logits all at once and step by step, and how far llama.cpp moves from itself; stops early above `give_up_at`."""
-    options = {"fa": "on" if case.flash else "off", "ctk": case.cache_type, "ctv": case.cache_type}
-    options["rows"] = ",".join(map(str, ROWS))
+    options: dict[str, object] = {"rows": ",".join(map(str, ROWS)), "threads": 1}
+    options |= {"fa": "on" if case.flash else "off", "ctk": case.cache_type, "ctv": case.cache_type}
     nudged = model.with_suffix(".nudged")
     nudge(model, nudged)
     whole = reference.logits(model, PROMPT, **options)
@@ -74,11 +76,11 @@ def measure(reference: Reference, model: Path, case: Case, give_up_at: float) ->
         (model, {"repack": "off"}, whole),
         (model, {"repack": "off", "chunk": 1}, steps),
         (model, {"chunk": 7}, whole),
-        (model, {"threads": 1}, whole),
+        (model, {"threads": 2}, whole),
     ]
     floor = 0.0
     for other, changes, right in changed:
-        floor = max(floor, nmse(reference.logits(other, PROMPT, **options, **changes), right))
+        floor = max(floor, nmse(reference.logits(other, PROMPT, **(options | changes)), right))
         if floor > give_up_at:
             break
     return Measured(whole, steps, floor)
@@ -94,7 +96,7 @@ def best_seed(reference: Reference, folder: Path, case: Case) -> tuple[int, Meas
         measured = measure(reference, model, case, best.floor if best else np.inf)
         if best is None or measured.floor < best.floor:
             best_seed, best = seed, measured
-        if best.floor <= GOAL:
+        if best.floor <= (GOAL if seed < ENOUGH_SEEDS else 1e-8):
             break
     assert best is not None
     return best_seed, best
