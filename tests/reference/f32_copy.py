@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import places
 from llama import Reference
+from places import cache_folder, gemma3_file, smollm2_file
 
 
 def f32_copy(reference: Reference, model: Path) -> Path:
     """The F32 copy of a model, made if it is not in the cache."""
-    target = places.cache_folder() / "f32" / f"{model.stem}-F32.gguf"
+    target = cache_folder() / "f32" / f"{model.stem}-F32.gguf"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{os.getpid()}-{target.name}")
@@ -28,5 +28,5 @@ def f32_copy(reference: Reference, model: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for place in (places.smollm2_file, places.gemma3_file):
+    for place in (smollm2_file, gemma3_file):
         print(f32_copy(Reference.found(), place()))

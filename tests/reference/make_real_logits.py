@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import places
 from f32_copy import f32_copy
 from llama import Reference, nmse, nudge
+from places import cache_folder, gemma3_file, smollm2_file
 from prompts import PASSAGE
 from stored_logits import FOLDER, real_columns, real_rows
 
 MODELS: dict[str, tuple[Callable[[], Path], bool]] = {
-    "smollm2": (places.smollm2_file, False),
-    "gemma3": (places.gemma3_file, True),
+    "smollm2": (smollm2_file, False),
+    "gemma3": (gemma3_file, True),
 }
 CACHES: dict[str, dict[str, object]] = {
     "f32": {"fa": "off", "ctk": "f32", "ctv": "f32"},
@@ -48,7 +48,7 @@ def measure(
     """Summaries all at once and step by step, and how far llama.cpp moves from itself between and within them."""
     whole = reference.logits(model, tokens, **options)
     steps = reference.logits(model, tokens, chunk=1, **options)
-    with tempfile.TemporaryDirectory(dir=places.cache_folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
         nudged = Path(folder, "nudged.gguf")
         nudge(model, nudged)
         moved = reference.logits(nudged, tokens, **options)
