@@ -2,7 +2,7 @@
 
 The thread owns scheduler, runner and every running request; other threads reach it through
 submit(), abort() and call() only. A step that fails ends its batch's requests with an error and the
-engine goes on.
+engine goes on; a fault of the engine itself ends all of them and refuses new ones.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
+        self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="pyggml-engine", daemon=True)
         self._thread.start()
 
@@ -75,25 +76,34 @@ class Engine:
     def _post(self, message: Callable[[], None]) -> None:
         with self._wake:
             if self._is_closing:
-                raise EngineError("the engine is closed")
+                raise EngineError(f"the engine failed: {self._fault}" if self._fault else "the engine is closed")
             self._inbox.append(message)
             self._wake.notify()
 
     def _loop(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            with self._wake:
+                self._is_closing, self._fault = True, error
+        fault = GenerationError(f"the engine failed: {self._fault}") if self._fault else None
+        while self._inbox:  # what was posted since is answered too
+            self._inbox.popleft()()
+        for request in self.scheduler.requests():
+            self._end(request, FinishReason.ERROR if fault else FinishReason.ABORT, fault)
+        self.runner.close()
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 while not self._inbox and not self._is_closing and self.scheduler.is_idle:
                     self._wake.wait()
-                inbox, self._inbox = self._inbox, deque()
                 is_closing = self._is_closing
-            for message in inbox:
-                message()
+            while self._inbox:
+                self._inbox.popleft()()
             if is_closing:
-                break
+                return
             self.step()
-        for request in self.scheduler.requests():
-            self._end(request, FinishReason.ABORT)
-        self.runner.close()
 
     def step(self) -> None:
         """Schedule, run, choose the next tokens, send them."""

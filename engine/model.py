@@ -53,10 +53,11 @@ class Model:
     @cached_property
     def hparams(self) -> HParams:
         """The model's numbers."""
+        family = self.family
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"{self.path}: the tensor token_embd.weight is missing; this GGUF holds no complete model")
-        return self.family.hparams(self.metadata, self.arch, int(embedding.shape[0]))
+        return family.hparams(self.metadata, self.arch, int(embedding.shape[0]))
 
     @cached_property
     def weights(self) -> list[Found]:

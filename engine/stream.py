@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -64,8 +65,9 @@ class Stream:
         with self._condition:
             self._arrived.append(delta)
             self._condition.notify()
-            if self._loop is not None and self._event is not None:
-                self._loop.call_soon_threadsafe(self._event.set)
+            if self._loop is not None and self._event is not None and not self._loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # the loop may close between the two
+                    self._loop.call_soon_threadsafe(self._event.set)
 
     def _take(self) -> Delta:
         delta = self._arrived.popleft()
@@ -105,6 +107,7 @@ class Stream:
             raise StopAsyncIteration
         assert self._event is not None, "__aiter__ comes first"
         try:
+            await asyncio.sleep(0)  # other tasks get their turn even when deltas come faster than they are read
             while not self._arrived:
                 self._event.clear()
                 if not self._arrived:

@@ -18,6 +18,8 @@ from .errors import (
     PyggmlError,
     ShapeError,
 )
+from .gguf import GGUF
+from .gguf_tensor import GGUFTensor
 from .graph import Allocator, Graph
 from .ops import (
     add,

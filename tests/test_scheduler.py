@@ -1,0 +1,144 @@
+"""The scheduler alone: slots, turns of prefill and decode, reuse of what slots hold."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from pyggml.engine.batch import Batch, Phase
+from pyggml.engine.request import Delta, FinishReason, Request
+from pyggml.engine.sampler import Sampled, Sampler
+from pyggml.engine.sampling_params import SamplingParams
+from pyggml.engine.scheduler import Scheduler
+
+
+class PlainText:
+    """A text stream that tells ids as numbers."""
+
+    stopped = False
+
+    def push(self, id: int) -> str:
+        return f"{id} "
+
+    def finish(self) -> str:
+        return ""
+
+
+def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4) -> Request:
+    params = SamplingParams(temperature=0)
+    sink = [] if events is None else events
+    return Request(
+        prompt_ids=ids, params=params, sampler=Sampler(params, n_vocab=100), text=PlainText(),  # type: ignore[arg-type]
+        emit=sink.append, max_new=max_new, stop_ids=frozenset(),
+    )  # fmt: skip
+
+
+def advance(scheduler: Scheduler, batch: Batch, token: int = 7) -> None:
+    """What the engine does after a step, with a made-up token."""
+    scheduler.ran(batch)
+    for row in batch.rows:
+        if row.wants_logits:
+            row.request.accept(Sampled(token))
+            if row.request.output_ids and len(row.request.output_ids) >= row.request.max_new:
+                scheduler.release(row.request)
+
+
+def test_long_prompts_go_in_chunks_and_only_the_last_wants_logits() -> None:
+    scheduler = Scheduler(n_slots=1, max_chunk=4)
+    scheduler.add(request(list(range(10))))
+    seen = []
+    for _ in range(3):
+        batch = scheduler.schedule()
+        assert batch is not None and batch.phase is Phase.PREFILL
+        seen.append((batch.rows[0].start, batch.rows[0].ids, batch.rows[0].wants_logits))
+        advance(scheduler, batch)
+    assert seen == [(0, (0, 1, 2, 3), False), (4, (4, 5, 6, 7), False), (8, (8, 9), True)]
+    batch = scheduler.schedule()
+    assert batch is not None and batch.phase is Phase.DECODE and batch.rows[0].ids == (7,)
+
+
+def test_prefill_and_decode_take_turns() -> None:
+    scheduler = Scheduler(n_slots=2, max_chunk=2)
+    scheduler.add(request([1], max_new=50))
+    batch = scheduler.schedule()
+    assert batch is not None
+    advance(scheduler, batch)
+    scheduler.add(request(list(range(8))))
+    phases = []
+    for _ in range(6):
+        batch = scheduler.schedule()
+        assert batch is not None
+        phases.append(batch.phase)
+        advance(scheduler, batch)
+    assert phases == [Phase.DECODE, Phase.PREFILL] * 3 or phases == [Phase.PREFILL, Phase.DECODE] * 3
+
+
+def test_more_requests_than_slots_wait_in_order() -> None:
+    scheduler = Scheduler(n_slots=2, max_chunk=8)
+    requests = [request([i, i]) for i in range(4)]
+    for r in requests:
+        scheduler.add(r)
+    scheduler.schedule()
+    assert sorted(r.slot for r in requests[:2] if r.slot is not None) == [0, 1]
+    assert [r.slot for r in requests[2:]] == [None, None]
+    scheduler.release(requests[0])
+    scheduler.schedule()
+    assert requests[2].slot == 0 and requests[3].slot is None
+
+
+@pytest.mark.parametrize(
+    ("second", "n_cached"),
+    [([1, 2, 3, 4, 5, 9], 5), ([1, 2, 3, 4], 3), ([1, 2, 3], 2), ([9, 2, 3], 0), ([1], 0)],
+)
+def test_reuse_keeps_the_common_beginning_and_evaluates_the_last_token(second: list[int], n_cached: int) -> None:
+    scheduler = Scheduler(n_slots=1, max_chunk=8)
+    first = request([1, 2, 3, 4, 5], max_new=1)
+    scheduler.add(first)
+    batch = scheduler.schedule()
+    assert batch is not None
+    advance(scheduler, batch)
+    later = request(second)
+    scheduler.add(later)
+    batch = scheduler.schedule()
+    assert batch is not None
+    assert (later.n_cached, batch.rows[0].start) == (n_cached, n_cached)
+    assert batch.rows[0].ids == tuple(second[n_cached:])
+
+
+def test_a_failed_request_leaves_nothing_to_reuse() -> None:
+    scheduler = Scheduler(n_slots=1, max_chunk=8)
+    first = request([1, 2, 3])
+    scheduler.add(first)
+    scheduler.schedule()
+    scheduler.release(first, keep=False)
+    later = request([1, 2, 3])
+    scheduler.add(later)
+    scheduler.schedule()
+    assert later.n_cached == 0
+
+
+def test_random_operations_never_share_a_slot_or_lose_a_request() -> None:
+    rng = random.Random(3)
+    scheduler = Scheduler(n_slots=3, max_chunk=4)
+    events: list[Delta] = []
+    n_added = 0
+    for _ in range(2000):
+        action = rng.random()
+        if action < 0.2 and n_added < 200:
+            scheduler.add(request([rng.randrange(5) for _ in range(rng.randrange(1, 12))], events, rng.randrange(1, 5)))
+            n_added += 1
+        elif action < 0.25 and not scheduler.is_idle:
+            victim = rng.choice(list(scheduler.requests()))
+            scheduler.release(victim)
+            victim.finish(FinishReason.ABORT)
+        else:
+            batch = scheduler.schedule()
+            if batch is not None:
+                slots = [row.slot for row in batch.rows]
+                assert slots == sorted(set(slots))
+                advance(scheduler, batch, rng.randrange(5))
+        assert len({r.slot for r in scheduler.running.values()}) == len(scheduler.running) <= 3
+    while (batch := scheduler.schedule()) is not None:
+        advance(scheduler, batch)
+    assert scheduler.is_idle
+    assert sum(event.finish_reason is not None for event in events) == n_added
