@@ -57,7 +57,7 @@ def build(tools: Toolchain, tree: Path, targets: list[str], jobs: int, title: st
         except BaseException:
             process.terminate()
             raise
-    progress.done()
+    progress.end(has_failed=process.returncode != 0)
     if process.returncode:
         raise CompileError(_failure("the compiler failed", list(recent), log))
     return "".join(spoken)
@@ -69,4 +69,8 @@ def _environment() -> dict[str, str]:
 
 
 def _failure(what: str, lines: list[str], log: Path) -> str:
-    return "\n".join([*lines[-TAIL_LINES:], f"{what}; the whole output is in {log}"])
+    # Ninja prints the whole command below each FAILED line.
+    shown = [
+        line for above, line in zip(["", *lines], lines, strict=False) if not above.startswith("FAILED: ")
+    ]
+    return "\n".join([*shown[-TAIL_LINES:], f"{what}; the whole output is in {log}"])

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from . import archive, cache, cmake
-from .errors import BuildError
+from .errors import BuildError, CompileError
 from .recipe import ROOT, Recipe
 
 EXTENSION = "_ggml.abi3.so"
@@ -90,8 +90,13 @@ def _compile(recipe: Recipe, lib: Path, jobs: int) -> None:
         "PYGGML_PYTHON_INCLUDE": str(headers),
         "PYGGML_EXTENSION": str(staged / "_ggml.c"),
     }
-    cmake.configure(recipe.tools, staged / "third_party", tree, options)
-    spoken = cmake.build(recipe.tools, tree, [], jobs, f"building ggml ({', '.join(recipe.choice.names)})")
+    try:
+        cmake.configure(recipe.tools, staged / "third_party", tree, options)
+        spoken = cmake.build(
+            recipe.tools, tree, [], jobs, f"building ggml ({', '.join(recipe.choice.names)})"
+        )
+    except CompileError as error:
+        raise CompileError(str(error).replace(f"{staged}/", "")) from None
     sys.stderr.write(_own_warnings(spoken, staged))
     with cache.filling(lib) as temporary:
         for path in (tree / "lib").glob("*.so"):
@@ -134,7 +139,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _own_warnings(spoken: str, staged: Path) -> str:
     blocks = re.split(r"(?m)^(?=\S+:\d+:\d+: )", spoken)
-    return "".join(block for block in blocks if block.startswith(str(staged))).replace(str(staged), ".")
+    return "".join(block for block in blocks if block.startswith(str(staged))).replace(f"{staged}/", "")
 
 
 def _bundle_openmp(recipe: Recipe, folder: Path) -> None:

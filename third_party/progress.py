@@ -34,11 +34,12 @@ class Progress:
             print(f"{self.title} [{match[1]}/{match[2]}]", file=sys.stderr, flush=True)
         return True
 
-    def done(self) -> None:
-        """Leave one line that says how long it took."""
+    def end(self, has_failed: bool) -> None:
+        """Leave one line that says how it ended and how long it took."""
         if self.is_terminal:
             self._rewrite("")
-        print(f"{self.title}: done in {time.monotonic() - self.started:.0f} s", file=sys.stderr, flush=True)
+        how = "failed after" if has_failed else "done in"
+        print(f"{self.title}: {how} {time.monotonic() - self.started:.0f} s", file=sys.stderr, flush=True)
 
     def _rewrite(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1
