@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -69,7 +70,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         default=env.get("PYGGML_JOBS"),
         help="compilers at a time (default: this process's CPUs)",
     )
-    add("--install", action="store_true", help="link the libraries into this checkout, and make it importable")
+    add(
+        "--install", action="store_true", help="link the libraries into this checkout, and make it importable"
+    )
     add("--reference", action="store_true", help="build llama.cpp's programs instead of our libraries")
     add("--print", dest="asked", choices=PRINTABLE, help="print this and build nothing")
     add("--json", action="store_true", help="print every fact as JSON and build nothing")
@@ -83,7 +86,10 @@ def recipe(args: argparse.Namespace) -> Recipe:
     """
     named = frozenset(filter(None, args.backends.replace(" ", "").split(","))) if args.backends else None
     tools = toolchain.find()
-    choice = backends.choose(named, gpu.find(), args.cuda_arch, args.vulkan_include)
+    cards = gpu.find()
+    if args.portable:
+        cards = replace(cards, compute_capabilities=())  # a wheel is for other machines' cards too
+    choice = backends.choose(named, cards, args.cuda_arch, args.vulkan_include)
     source = Path(args.source).expanduser().resolve() if args.source else None
     return Recipe(source, args.portable, tools, choice, read_own_files())
 

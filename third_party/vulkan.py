@@ -26,6 +26,7 @@ class Kit:
     """The tools to compile the Vulkan module with."""
 
     glslc: str
+    glslc_version: str
     include: Path
     library: Path
     spirv: Path
@@ -38,14 +39,13 @@ def find(include: str | None) -> Kit | str:
     glslc = toolchain.which("glslc") or (toolchain.which(f"{sdk}/bin/glslc") if sdk else None)
     if glslc is None:
         return f"glslc is missing: {INSTALL}"
-    named = [include, os.environ.get("Vulkan_INCLUDE_DIR"), f"{sdk}/include" if sdk else None]
-    folders = [Path(name).expanduser().resolve() for name in named if name] or [
-        Path("/usr/include"),
-        Path("/usr/local/include"),
-    ]
+    named = include or os.environ.get("Vulkan_INCLUDE_DIR")
+    usual = [f"{sdk}/include"] * bool(sdk) + ["/usr/include", "/usr/local/include"]
+    folders = [Path(name).expanduser().resolve() for name in ([named] if named else usual)]
     header = next((f for f in folders if (f / "vulkan" / "vulkan_core.h").exists()), None)
     if header is None:
-        return f"the Vulkan headers are missing: {INSTALL} (or name their folder with --vulkan-include)"
+        places = ", ".join(map(str, folders))
+        return f"no vulkan/vulkan_core.h in {places}: {INSTALL} (or name its folder with --vulkan-include)"
     version = header_version((header / "vulkan" / "vulkan_core.h").read_text())
     if version < OLDEST_HEADERS:
         return (
@@ -65,7 +65,8 @@ def find(include: str | None) -> Kit | str:
     spirv = [folder for folder in _spirv_folders(sdk) if (folder / "SPIRV-HeadersConfig.cmake").exists()]
     if not spirv:
         return f"the SPIR-V headers are missing: {INSTALL}"
-    return Kit(glslc, header, found[0], spirv[0], version)
+    glslc_version = " ".join(toolchain.output([glslc, "--version"]).split())
+    return Kit(glslc, glslc_version, header, found[0], spirv[0], version)
 
 
 def header_version(text: str) -> tuple[int, ...]:
