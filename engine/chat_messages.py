@@ -28,12 +28,12 @@ def normalized(messages: Sequence[Message], *, parse_arguments: bool, flatten: b
 
 def has_parts(messages: Sequence[Message]) -> bool:
     """Whether a message's content is a list of parts."""
-    return any(isinstance(message.get("content"), (list, tuple)) for message in messages)
+    return any(isinstance(m, Mapping) and isinstance(m.get("content"), (list, tuple)) for m in messages)
 
 
 def has_arguments(messages: Sequence[Message]) -> bool:
     """Whether a message calls a tool."""
-    return any(message.get("tool_calls") for message in messages)
+    return any(isinstance(m, Mapping) and m.get("tool_calls") for m in messages)
 
 
 def in_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

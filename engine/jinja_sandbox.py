@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -41,7 +41,7 @@ class GivenDict(dict[str, Any]):
         return json.dumps(self, ensure_ascii=False)
 
 
-def given(value: Any, mark: Any) -> Any:
+def given(value: Any, mark: Callable[[str], str]) -> Any:
     """A copy of JSON-like data for a template, with `mark` applied to every string.
 
     Raises: TypeError for anything that JSON has no form for.
@@ -50,7 +50,7 @@ def given(value: Any, mark: Any) -> Any:
         return mark(str(value))
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return GivenDict((mark(str(key)), given(item, mark)) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return GivenList(given(item, mark) for item in value)
