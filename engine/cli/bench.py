@@ -1,0 +1,116 @@
+"""`pyggml bench`: prefill speed by length, decode speed by number of sequences, medians of repeats."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..llm import LLM
+from ..model import Model
+from ..placement import MIN_CTX
+from .loading import limit_of, open_llm, warn_of_unused_gpus
+from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
+from .settings import Settings
+from .table import render
+from .terminal import one_line
+from .units import shown_rate, shown_seconds
+
+T = TypeVar("T")
+
+
+def bench(settings: Settings) -> int:
+    """Measure and print a table, with --json one line of JSON after it."""
+    rng = np.random.default_rng(settings["seed"])
+    with contextlib.closing(Model(settings["model"])) as model:
+        _check_lengths(settings, model)
+        document: dict[str, Any] = {"model": model.name, "path": str(model.path), "architecture": model.arch}
+    warn_of_unused_gpus(settings)
+    start = time.perf_counter()
+    with _opened(settings, 1) as llm:
+        document |= {"load_s": time.perf_counter() - start, "plan": asdict(llm.plan)}
+        print(f"{one_line(model.name)}, loaded in {shown_seconds(document['load_s'])}")
+        print(f"{one_line(str(llm.plan))}\n")
+        document["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]
+        alone = [_decode(settings, llm, rng, 1)] if 1 in settings["parallel"] else []
+    document["decode"] = []
+    for n_seq in settings["parallel"]:
+        if n_seq == 1:
+            document["decode"] += alone
+            continue
+        with _opened(settings, n_seq) as llm:
+            document["decode"].append(_decode(settings, llm, rng, n_seq))
+    print(_table(document))
+    if settings["json"]:
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    return 0
+
+
+def _check_lengths(settings: Settings, model: Model) -> None:
+    """Raise ConfigError for a test that the context cannot hold."""
+    limit = limit_of(settings, model)
+    whose = f"{settings.source('ctx')} {limit}" if settings["ctx"] else f"the model's context of {limit}"
+    longest = max(settings["n-prompt"])
+    if longest > limit:
+        raise ConfigError(f"{settings.source('n-prompt')}: a prompt of {longest} tokens does not fit {whose}")
+    n = n_decode_ctx(settings["n-gen"], max(settings["parallel"]))
+    if n > limit:
+        raise ConfigError(
+            f"{settings.source('n-gen')}: the longest decode test takes {n} tokens, which do not fit {whose}"
+        )
+
+
+def _opened(settings: Settings, n_seq: int) -> LLM:
+    """The model with room for the tests of `n_seq` sequences; a prompt's one answer token comes on top."""
+    needed = max(MIN_CTX, n_decode_ctx(settings["n-gen"], n_seq))
+    if n_seq == 1:
+        needed = max(needed, max(settings["n-prompt"]) + 1)
+    return open_llm(settings, Model(settings["model"]), ctx=max(needed, settings["ctx"] or 0), parallel=n_seq)
+
+
+def _repeated(settings: Settings, measure: Callable[[], T]) -> list[T]:
+    """Measurements after one that warms up."""
+    measure()
+    return [measure() for _ in range(settings["repeat"])]
+
+
+def _prefill(settings: Settings, llm: LLM, rng: np.random.Generator, n_prompt: int) -> dict[str, Any]:
+    runs = _repeated(settings, lambda: prefill(llm, random_prompt(rng, llm, n_prompt)))
+    return {"n_prompt": n_prompt, "tok_per_s": median(runs), "runs_tok_per_s": runs}
+
+
+def _decode(settings: Settings, llm: LLM, rng: np.random.Generator, n_seq: int) -> dict[str, Any]:
+    n_gen = settings["n-gen"]
+    runs = _repeated(
+        settings, lambda: decode(llm, [random_prompt(rng, llm, N_SHORT) for _ in range(n_seq)], n_gen)
+    )
+    speeds = [run.tok_per_s for run in runs]
+    return {
+        "parallel": n_seq,
+        "n_gen": n_gen,
+        "tok_per_s": median(speeds),
+        "step_ms": 1000 * n_seq / median(speeds),
+        "python_share": median(run.python_share for run in runs),
+        "runs_tok_per_s": speeds,
+    }
+
+
+def _table(document: dict[str, Any]) -> str:
+    rows = [("prefill", p["n_prompt"], 1, shown_rate(p["tok_per_s"]), "", "") for p in document["prefill"]]
+    rows += [
+        (
+            "decode", d["n_gen"], d["parallel"], shown_rate(d["tok_per_s"]), f"{d['step_ms']:.2f} ms",
+            f"{100 * d['python_share']:.0f} %",
+        )
+        for d in document["decode"]
+    ]  # fmt: skip
+    return render(
+        rows, header=("test", "tokens", "sequences", "tokens/s", "step", "in Python"), right=(1, 2, 3, 4, 5)
+    )

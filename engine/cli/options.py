@@ -1,0 +1,94 @@
+"""The table of options: every option of every command, once.
+
+`python -m pyggml.engine.cli.options` prints the page docs/options.md that is made from it. A name
+may stand in several rows where commands take it with different kinds or defaults.
+"""
+
+from __future__ import annotations
+
+from .option import BIAS, FLAG, Option, choice, path, real, text, whole, wholes
+
+RUN, BENCH, LOGITS = ("run",), ("bench",), ("eval logits",)
+LOADS = (*RUN, *BENCH, *LOGITS)
+MODEL = (*LOADS, "inspect")
+ALL = (*MODEL, "devices")
+CACHE_TYPE = choice(("f32", "f16", "bf16", "q8_0", "q4_0"))
+SAMPLING = (
+    "temperature", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
+    "frequency-penalty", "seed", "max-tokens", "stop", "logit-bias", "ignore-eos",
+)  # fmt: skip
+FILE_ELSE = "the model file's, else "
+
+OPTIONS: tuple[Option, ...] = (
+    Option("model", path("MODEL"), "a GGUF file (of several the first), or smollm2 or gemma3 from their packages",
+           MODEL, "model.gguf", positional=True, required=True),
+    Option("prompt", text(), "what to answer; without it standard input is read, and on a terminal a chat begins",
+           RUN, '"Why is the sky blue?"', positional=True),
+    Option("device", text("NAME"), "device to run on: a name, bus id or product name that `pyggml devices` lists",
+           LOADS, "cuda:0", default_text="the GPU with most free memory, else cpu"),
+    Option("ctx", whole(1), "context of one request in tokens",
+           LOADS, "8192", default_text="run: what fits, up to the model's own; else what is needed"),
+    Option("parallel", wholes(1), "numbers of sequences to decode together", BENCH, "1,4,16", default=[1]),
+    Option("batch", whole(1), "most prompt tokens of one step", LOADS, "1024", default=512),
+    Option("threads", whole(1), "processor threads, where the device is a CPU",
+           LOADS, "8", default_text="the processors that this process may use"),
+    Option("cache-type-k", CACHE_TYPE, "type of the keys in the cache", LOADS, "q8_0", default="f16"),
+    Option("cache-type-v", CACHE_TYPE, "type of the values in the cache", LOADS, "q8_0", default="f16"),
+    Option("prefix-cache", FLAG, "reuse what an earlier prompt with the same beginning left in the cache",
+           RUN, default=True),
+    Option("chat-template", path(), "file with a Jinja chat template to use in place of the model's own",
+           RUN, "chatml.jinja"),
+    Option("system", text(), "system prompt of a chat", RUN, '"Answer in French."'),
+    Option("raw", FLAG, "continue the prompt as it stands, also with a chat model", RUN, default=False),
+    Option("temperature", real(), "randomness, 0 to 2; 0 takes the likeliest token",
+           RUN, "0.2", default_text=FILE_ELSE + "0.8", short=("--temp",)),
+    Option("top-k", whole(), "choose among the K likeliest tokens; 0 among all",
+           RUN, "20", default_text=FILE_ELSE + "40"),
+    Option("top-p", real(), "choose among the likeliest tokens that sum to this probability; 1 among all",
+           RUN, "0.9", default_text=FILE_ELSE + "0.95"),
+    Option("min-p", real(), "drop tokens below this part of the likeliest one's probability",
+           RUN, "0.1", default_text=FILE_ELSE + "0.05"),
+    Option("repeat-penalty", real(), "penalty on tokens seen lately; 1 is none",
+           RUN, "1.1", default_text=FILE_ELSE + "1"),
+    Option("repeat-last-n", whole(-1), "how many tokens that penalty looks back; -1 to the beginning",
+           RUN, "256", default_text=FILE_ELSE + "64"),
+    Option("presence-penalty", real(), "penalty on tokens that the answer has already",
+           RUN, "0.5", default_text="0"),
+    Option("frequency-penalty", real(), "penalty on tokens by how often the answer has them",
+           RUN, "0.5", default_text="0"),
+    Option("seed", whole(-1), "seed of random choices; -1 draws one", RUN, "42", default_text="a fresh one"),
+    Option("seed", whole(0), "seed of the random prompts", BENCH, "42", default=0),
+    Option("max-tokens", whole(1), "most tokens of an answer",
+           RUN, "256", default_text="what the context leaves", short=("-n",)),
+    Option("stop", text(), "text that ends an answer; may be given several times", RUN, '"###"', repeatable=True),
+    Option("logit-bias", BIAS, "add X to the logit of token ID; may be given several times",
+           RUN, "42=-100", repeatable=True),
+    Option("ignore-eos", FLAG, "go on where the model would end", RUN, default=False),
+    Option("n-prompt", wholes(1), "lengths of prompts to measure, in tokens",
+           BENCH, "512,4096", default=[512], short=("-p",)),
+    Option("n-gen", whole(2), "tokens to generate in each decode test", BENCH, "128", default=128, short=("-n",)),
+    Option("repeat", whole(1), "measurements of each test, of which the median is shown", BENCH, "5", default=3),
+    Option("tokens", wholes(0), "token ids to evaluate", LOGITS, "1,2,3"),
+    Option("text", text(), "text to evaluate, in place of --tokens", LOGITS, '"Hello world"'),
+    Option("out", path(), "file to write, float32 [n_tokens, n_vocab]", LOGITS, "logits.npy", required=True),
+    Option("chunk", whole(1), "tokens evaluated at a time, at most --batch",
+           LOGITS, "64", default_text="that of --batch"),
+    Option("tensors", FLAG, "list every tensor", ("inspect",), default=False),
+    Option("json", FLAG, "print JSON on standard output (bench: as its last line)", ALL, default=False),
+    Option("config", path(), "JSON file whose keys are the long names; may be given several times, later ones win",
+           ALL, "pyggml.json", repeatable=True),
+    Option("verbose", FLAG, "show where an error came from", ALL, default=False),
+)  # fmt: skip
+
+NAMES = tuple(dict.fromkeys(option.name for option in OPTIONS))
+
+
+def options_of(command: str) -> dict[str, Option]:
+    """The options of a command by name, in the order of the table."""
+    return {option.name: option for option in OPTIONS if command in option.commands}
+
+
+if __name__ == "__main__":
+    from .options_page import page
+
+    print(page(OPTIONS), end="")

@@ -1,0 +1,112 @@
+"""`pyggml run`: one streamed answer, or a chat where no prompt is given and a person is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import ConfigError, PromptTooLong
+from ..llm import LLM
+from ..model import Model
+from . import answers
+from .chat import Chat
+from .loading import limit_of, open_llm, read_text, warn_of_unused_gpus
+from .sampling import check_bias, chosen_sampling
+from .settings import Settings
+from .terminal import one_line, say
+
+
+def run(settings: Settings) -> int:
+    """Answer the prompt, or chat."""
+    sampling = chosen_sampling(settings)
+    template = read_text(settings, "chat-template") if settings.is_given("chat-template") else None
+    with contextlib.closing(Model(settings["model"])) as model:
+        is_chat = _is_chat(settings, model, template)
+        check_bias(settings, model.hparams.n_vocab)
+        prompt = _prompt(settings)
+        if prompt is not None:
+            _check_length(settings, model, prompt)
+        warn_of_unused_gpus(settings)
+        with open_llm(
+            settings,
+            model,
+            ctx=settings["ctx"],
+            prefix_cache=settings["prefix-cache"],
+            chat_template=template,
+        ) as llm:
+            if not settings["json"]:
+                say(one_line(str(llm.plan)))
+            if prompt is None:
+                if not is_chat:
+                    why = "--raw" if settings["raw"] else "a base model, without a chat template"
+                    say(f"{why}: each line is continued as it stands, on its own")
+                return Chat(llm, system=settings["system"], is_plain=not is_chat, sampling=sampling).loop()
+            _answer(settings, llm, prompt, is_chat, sampling)
+    return 0
+
+
+def _is_chat(settings: Settings, model: Model, template: str | None) -> bool:
+    """Whether the template is used. Raises ConfigError for a system prompt that would have no use."""
+    has_template = template is not None or model.chat_template is not None
+    if settings["raw"] and template is not None:
+        raise ConfigError(
+            f"{settings.source('raw')} and {settings.source('chat-template')} exclude each other"
+        )
+    if settings["system"] is not None and (settings["raw"] or not has_template):
+        why = (
+            "with --raw there is no chat"
+            if settings["raw"]
+            else "the model has no chat template (a base model)"
+        )
+        raise ConfigError(f"{settings.source('system')}: {why}; put the text into the prompt")
+    return has_template and not settings["raw"]
+
+
+def _prompt(settings: Settings) -> str | None:
+    """The prompt that was given or piped in, without one trailing line break; None where a person is to type it."""
+    prompt: str | None = settings["prompt"]
+    if prompt is None and sys.stdin.isatty():
+        if settings["json"]:
+            raise ConfigError(f"{settings.source('json')} needs a PROMPT, or one piped into standard input")
+        return None
+    if prompt is None:
+        prompt = sys.stdin.read().removesuffix("\n")
+    if not prompt:
+        raise ConfigError("the prompt is empty; give one as PROMPT or on standard input")
+    return prompt
+
+
+def _check_length(settings: Settings, model: Model, prompt: str) -> None:
+    """Refuse before loading what cannot fit; the template's own tokens are counted later."""
+    n, limit = len(model.tokenizer.encode(prompt)), limit_of(settings, model)
+    if n >= limit:
+        raise PromptTooLong(f"the prompt has {n} tokens; with a context of {limit} at most {limit - 1} fit")
+
+
+def _answer(settings: Settings, llm: LLM, prompt: str, is_chat: bool, sampling: dict[str, Any]) -> None:
+    if is_chat:
+        stream = llm.chat(_messages(settings, prompt), stream=True, **sampling)
+    else:
+        stream = llm.generate(prompt, stream=True, **sampling)
+    if not settings["json"]:
+        answers.show(stream)
+        return
+    for _ in stream:
+        pass
+    (completion,) = stream.completions
+    document = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+        "stats": answers.stats_document(completion.stats),
+        "plan": asdict(llm.plan),
+    }
+    print(json.dumps(document, ensure_ascii=False))
+
+
+def _messages(settings: Settings, prompt: str) -> list[dict[str, str]]:
+    system = settings["system"]
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": prompt}]

@@ -1,0 +1,70 @@
+"""`pyggml bench` and `pyggml eval logits`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_calls import call
+
+from pyggml.engine import LLM
+
+
+def test_bench_ends_with_one_line_of_json(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("-p", "16,40", "-n", 4, "--parallel", "1,3", "--repeat", 2)
+    result = call(capsys, "bench", tiny("llama"), *options, "--json")
+    assert result.status == 0
+    document = json.loads(result.out.splitlines()[-1])
+    assert [test["n_prompt"] for test in document["prefill"]] == [16, 40]
+    assert [(test["parallel"], test["n_gen"]) for test in document["decode"]] == [(1, 4), (3, 4)]
+    for test in document["prefill"] + document["decode"]:
+        assert len(test["runs_tok_per_s"]) == 2
+        assert min(test["runs_tok_per_s"]) <= test["tok_per_s"] <= max(test["runs_tok_per_s"])
+    assert all(0 <= test["python_share"] <= 1 for test in document["decode"])
+    assert document["load_s"] > 0
+
+
+def test_bench_shows_a_table(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = call(capsys, "bench", tiny("llama"), "-p", 16, "-n", 4, "--repeat", 1).out.splitlines()
+    tests = [line.split()[:3] for line in lines if line.startswith(("prefill", "decode"))]
+    assert tests == [["prefill", "16", "1"], ["decode", "4", "1"]]
+
+
+def test_a_prompt_may_fill_the_context(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    result = call(capsys, "bench", tiny("llama"), "-p", 64, "--ctx", 64, "-n", 2, "--repeat", 1)
+    assert (result.status, result.err) == (0, "")
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+def test_logits_are_those_of_score(
+    chunk: int | None, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "l.npy"
+    more = [] if chunk is None else ["--chunk", chunk]
+    result = call(
+        capsys, "eval", "logits", tiny("llama"), "--tokens", "5,6,7,8,9", "--cache-type-k", "f32",
+        "--cache-type-v", "f32", "--out", out, "--json", *more,
+    )  # fmt: skip
+    assert (result.status, result.err) == (0, "")
+    with LLM(tiny("llama"), ctx=64, threads=2, cache_type_k="f32", cache_type_v="f32") as llm:
+        expected = llm.score([5, 6, 7, 8, 9], logits=True)
+    stored = np.load(out)
+    assert stored.dtype == np.float32
+    np.testing.assert_allclose(stored, expected, atol=1e-4)
+    summary = json.loads(result.out)
+    assert (summary["n_tokens"], summary["n_vocab"], summary["n_not_finite"]) == (5, 320, 0)
+    assert summary["last_argmax"] == expected[-1].argmax()
+
+
+def test_a_text_is_tokenized(
+    tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = call(capsys, "eval", "logits", tiny("llama"), "--text", "xyz", "--out", tmp_path / "l.npy")
+    assert result.status == 0
+    assert "float32 [3, 320]" in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["l.npy"]
