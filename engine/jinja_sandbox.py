@@ -24,8 +24,9 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2.filters import do_map
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
-from .marked_text import MarkedText, join_marked
+from .marked_text import MarkedText, join_marked, private_characters
 
 _NOT_ASCII = re.compile("[^\x00-\x7f\U000f0000-\U0010ffff]+")
 
@@ -35,10 +36,7 @@ class GivenList(list[Any]):
 
 
 class GivenDict(dict[str, Any]):
-    """An object of the caller's, which a template may only read; printed bare it is JSON."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
+    """An object of the caller's, which a template may only read."""
 
 
 def given(value: Any, mark: Callable[[str], str]) -> Any:
@@ -105,7 +103,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationTag]
         )
-        self.filters |= {"tojson": _tojson, "from_json": _from_json, "join": _join}
+        self.filters |= {"tojson": _tojson, "from_json": _from_json, "join": _join, "safe": _safe}
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -146,7 +144,20 @@ def _tojson(
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     if ensure_ascii:  # twins must stay: they turn back into ASCII
         text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
-    return text
+    return join_marked([text], _first_marked(value)) if private_characters(text) else text
+
+
+def _first_marked(value: Any) -> str:
+    """A marked text in the value, or an empty one."""
+    if isinstance(value, MarkedText):
+        return value
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    found = map(_first_marked, items) if isinstance(items, (list, tuple)) else iter(())
+    return next((text for text in found if text), "")
+
+
+def _safe(value: object) -> Markup:
+    return Markup(str.__str__(str(value)))
 
 
 def _from_json(text: str) -> Any:

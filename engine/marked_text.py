@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, SupportsIndex
 
+from markupsafe import Markup, escape
+
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 
 
@@ -94,6 +96,9 @@ class MarkedText(str):
 
     def __repr__(self) -> str:
         return self._marks.mark(repr(self._plain))
+
+    def __html__(self) -> str:
+        return Markup(str.__str__(self._marks.mark(str(escape(self._plain)))))
 
     def __hash__(self) -> int:
         return hash(self._plain)

@@ -188,10 +188,15 @@ def test_private_characters_of_the_text_survive() -> None:
         "m('</think>')",
         "['<', c]|sort",
         "c|tojson|length",
+        "({'k': [c]}|tojson).split('<')",
+        "{'k': c}",
+        "c|e",
+        "'<'|safe + c",
+        "c|safe + c",
     ],
 )
 def test_a_template_sees_protected_text_as_it_is(expression) -> None:
-    text = "<a> x <b> y\n z<b></think>\n"
+    text = "<a> x [b] <b> y\n z<b></think>\n"
     source = (
         "{% macro f() %}{{ messages[0].content }}{% endmacro %}{% macro m(t) %}{{ t in f() }}{% endmacro %}"
         "{% set c = messages[0].content %}{% set d = messages[1].content %}{{ " + expression + " }}"
