@@ -76,13 +76,16 @@ def typed(value: Any, kind: str) -> TypedValue:
         raise ValueError(
             f"no value type {kind!r}; there are str, {', '.join(NUMPY_TYPES)}, and with [] arrays of them"
         )
-    numpy = NUMPY_TYPES[base]
-    source = np.asarray(value, numpy if isinstance(value, (list, tuple)) and not value else None)
-    if source.ndim != int(is_array) or source.dtype.kind not in "biuf":
+    # Python's own numbers stay objects, or numpy would round large integers by way of float64.
+    source = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else np.array(value, object)
+    if source.ndim != int(is_array) or not all(isinstance(v, (int, float)) for v in source.ravel().tolist()):
         raise ValueError(f"{value!r:.60} is not {kind}")
-    with np.errstate(all="ignore"):
-        stored = source.astype(numpy)
-    if numpy.kind != "f" and not np.array_equal(stored, source):
+    try:
+        with np.errstate(all="ignore"):
+            stored = source.astype(NUMPY_TYPES[base])
+    except OverflowError as error:
+        raise ValueError(f"{value!r:.60} does not fit {kind}") from error
+    if base not in ("f32", "f64") and not np.array_equal(stored, source):
         raise ValueError(f"{value!r:.60} does not fit {kind}")
     return kind, stored
 
