@@ -209,13 +209,13 @@ def test_stored_real_logits_agree_with_themselves(model: str) -> None:
             assert rows.best.shape == (len(stored.tokens),)
         exact = stored.weights == "F32" and stored.cache_type == "f32"
         flips = np.mean(stored.whole.best != stored.steps.best)
-        assert flips == stored.facts["steps_flips"] <= (0 if exact else 0.1)
+        assert flips == stored.facts["steps_flips"] <= (0 if exact else 0.12)
         assert stored.facts["steps_nmse"] < (1e-6 if exact else 1e-2)
 
 
-@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
-def test_stored_greedy_answers_are_complete(model: str) -> None:
+@pytest.mark.parametrize(("model", "noise"), [("smollm2", 1e-4), ("gemma3", 3e-3)])
+def test_stored_greedy_answers_are_complete_and_clear_of_noise(model: str, noise: float) -> None:
     answers = stored_greedy(model)
     assert len({answer.text for answer in answers}) == 20
     assert all(len(answer.ids) == len(answer.gaps) == 64 for answer in answers)
-    assert all((answer.gaps >= 0).all() for answer in answers)
+    assert min(answer.gaps.min() for answer in answers) > noise

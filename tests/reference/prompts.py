@@ -23,7 +23,7 @@ GREEDY = (
     "Ingredients:\n- 2 cups of flour\n- 1 cup of sugar\n-",
     "import numpy as np\n\nx = np.linspace(0, 1, 100)\n",
     "Photosynthesis is the process by which plants",
-    "Q: What is the largest planet in the solar system?\nA:",
+    "Seven days make a week, and twelve months make",
     "The quick brown fox",
     "In 1969, Neil Armstrong",
     "<html>\n<head>\n<title>",
