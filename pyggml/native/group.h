@@ -1,0 +1,65 @@
+// Ranks that compute together: threads, rendezvous with a deadline, collectives through host memory.
+#pragma once
+
+#include "ggml.h"
+#include "ggml-backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pg_group pg_group;
+
+// What ends a collective besides success. The first fault of a group stays; all later calls give it.
+enum pg_fault { PG_OK = 0, PG_FAULT_TIMEOUT = 1, PG_FAULT_COMPUTE = 2, PG_FAULT_TRANSPORT = 3, PG_FAULT_CLOSED = 4 };
+
+enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5 };
+
+// A way to sum over all ranks in place. Every rank calls all_reduce in the same order with tensors of
+// one size; it may return before the sum is there, as long as work started later on the same backend
+// sees it. all_reduce returns PG_OK or a fault. poll, called after a rank's last step and before its
+// backend is synchronised, returns once the rank's work is done or with a fault at the deadline.
+// abort makes every call return soon, from any thread.
+typedef struct {
+    const char * name;
+    void * self;
+    int (*all_reduce)(void * self, int rank, ggml_backend_t backend, struct ggml_tensor * tensor);
+    int (*poll)(void * self, int rank, ggml_backend_t backend, double deadline_s);
+    void (*abort)(void * self);
+    void (*free)(void * self);
+} pg_transport;
+
+pg_group * pg_group_new(int n_ranks, double deadline_s);
+void pg_group_free(pg_group * group);
+
+// Host memory for sums of up to n_elements; no step may be in flight.
+bool pg_group_reserve(pg_group * group, int64_t n_elements);
+
+// Transports for sums of at least min_elements, tried from the last one set to the first; sums that
+// none of them takes go through host memory. The group owns and frees them.
+void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements);
+void pg_group_clear_transports(pg_group * group);
+
+// Records the first fault and makes every rank leave what it waits for.
+void pg_group_fail(pg_group * group, int fault, int rank, const char * text);
+int pg_group_fault(const pg_group * group, int * rank, char * text, size_t size);
+
+// One collective step of a rank. `other` is the result of a gather, `peer` the root or partner.
+int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op op, struct ggml_tensor * tensor,
+                  struct ggml_tensor * other, int peer);
+int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend);
+
+// Counts since the start, for tests and reports.
+int64_t pg_group_n_reduces(const pg_group * group, int rank);
+
+// Rank threads: serve() runs on a thread of the caller's until close(); post() queues a job for one
+// rank, in order; wait() returns when all jobs posted to it are done.
+typedef void (*pg_job)(void * argument);
+void pg_group_serve(pg_group * group, int rank);
+void pg_group_post(pg_group * group, int rank, pg_job job, void * argument);
+void pg_group_wait(pg_group * group, int rank);
+void pg_group_close(pg_group * group);
+
+#ifdef __cplusplus
+}
+#endif
