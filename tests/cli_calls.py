@@ -72,19 +72,27 @@ class Terminal:
         """Press keys."""
         os.write(self._keyboard, keys.encode())
 
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """Read until the pattern is on the screen; what comes after it stays to be read."""
+    def wait_for(self, pattern: str, *, again: str = "") -> re.Match[str]:
+        """Read until the pattern is on the screen; what comes after it stays to be read.
+
+        `again` are keys to press once a second: Python misses a Ctrl-C between its prompt and its wait for keys.
+        """
         deadline = time.monotonic() + HANG_S
         while (match := re.search(pattern, self._seen)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._keyboard], [], [], left)[0]:
+            if time.monotonic() > deadline:
                 raise AssertionError(f"{pattern!r} did not come; the screen has {self._seen!r}")
-            try:
-                self._seen += os.read(self._keyboard, 65536).decode(errors="replace")
-            except OSError:  # the other side is closed
-                raise AssertionError(f"it ended before {pattern!r}; the screen has {self._seen!r}") from None
+            if select.select([self._keyboard], [], [], 1)[0]:
+                self._read(pattern)
+            elif again:
+                self.type(again)
         self._seen = self._seen[match.end() :]
         return match
+
+    def _read(self, pattern: str) -> None:
+        try:
+            self._seen += os.read(self._keyboard, 65536).decode(errors="replace")
+        except OSError:  # the other side is closed
+            raise AssertionError(f"it ended before {pattern!r}; the screen has {self._seen!r}") from None
 
     def status(self) -> int:
         """Wait for the end; the exit status."""

@@ -46,6 +46,7 @@ def test_the_conversation_is_kept_until_clear(short: Path, tmp_path: Path) -> No
         person.type("/clear\n")
         person.type("one\n")
         third = person.wait_for(r"\[(\d+) prompt tokens")
+        person.wait_for("> ")
         person.type("\x04")
         assert person.status() == 0
     assert int(second[1]) > int(first[1])
@@ -79,6 +80,9 @@ def test_a_refused_line_does_not_end_the_chat(short: Path, tmp_path: Path) -> No
         person.wait_for("at most 63 fit")
         person.type("/nonsense\n")
         person.wait_for("there is no /nonsense")
+        person.wait_for("> ")
+        person.type("\x03")
+        person.wait_for("> ", again="\x03")
         person.type("short\n")
         person.wait_for("Paris it is")
 

@@ -21,20 +21,20 @@ COMMAND_LINE: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*RUN, "there"), "'there' is one argument too many"),
     ((*RUN, "--ctx"), "argument --ctx: expected one argument"),
     (("run", "--temp", "0"), "MODEL is missing"),
-    (("run", "{folder}/none.gguf", "hi"), "no model file"),
+    (("run", "{folder}/none.gguf", "hi"), "MODEL: no model file"),
     (("run", "{folder}", "hi"), "is a folder"),
     (("run", "{folder}/text.gguf", "hi"), "text.gguf: "),
     (("run", "{alien}", "hi"), "architecture 'alien'"),
     (("run", "{lacking}", "hi"), "output_norm.weight is missing"),
-    ((*RUN, "--ctx", "abc"), "--ctx is 'abc': a whole number is needed, at least 1"),
-    ((*RUN, "--ctx", "10"), "at least 64"),
+    ((*RUN, "--ctx", "abc"), "--ctx is 'abc': a whole number is needed, at least 64"),
+    ((*RUN, "--ctx", "63"), "--ctx is '63': a whole number is needed, at least 64"),
     ((*RUN, "--temp", "3"), "--temp: temperature is 3.0; a number from 0 to 2"),
     ((*RUN, "--top-p", "nan"), "--top-p: top_p is nan"),
     ((*RUN, "--stop", ""), "--stop: stop holds an empty string"),
     ((*RUN, "--logit-bias", "five=1"), "a token id and a number are needed"),
     ((*RUN, "--logit-bias", "99999=1"), "token id 99999 is outside of the vocabulary of 320"),
     ((*RUN, "--cache-type-k", "q3"), "one of f32, f16, bf16, q8_0, q4_0 is needed"),
-    ((*RUN, "--device", "cuda:77"), "no device 'cuda:77'"),
+    ((*RUN, "--device", "cuda:77"), "--device: no device 'cuda:77'"),
     ((*RUN, "--raw", "--system", "x"), "--system: with --raw there is no chat"),
     ((*RUN, "--raw", "--chat-template", "{folder}/text.gguf"), "exclude each other"),
     ((*RUN, "--chat-template", "{folder}/none.jinja"), "No such file"),
@@ -52,7 +52,7 @@ COMMAND_LINE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("eval", "logits", "{model}", "--tokens", "1"), "--out is missing"),
     (("eval", "logits", "{model}", "--tokens", "1", "--out", "{folder}/none/l.npy"), "no file can be written there"),
     (("bench", "{model}", "-p", "64,5000"), "-p: a prompt of 5000 tokens does not fit the model's context of 4096"),
-    (("bench", "{model}", "-p", "64", "--ctx", "63"), "does not fit --ctx 63"),
+    (("bench", "{model}", "-p", "65", "--ctx", "64"), "does not fit --ctx 64"),
     (("bench", "{model}", "-n", "4090", "--parallel", "1,4"), "-n: the longest decode test takes 4110 tokens"),
     (("bench", "{model}", "--repeat", "0"), "a whole number is needed, at least 1"),
     (("inspect", "{folder}/text.gguf"), "text.gguf: "),
@@ -99,7 +99,7 @@ def test_command_line(
         ("RAW", "perhaps", "PYGGML_RAW is 'perhaps': true or false is needed"),
         ("CACHE_TYPE_V", "f64", "PYGGML_CACHE_TYPE_V is 'f64': one of"),
         ("CONFIG", "none.json", "none.json: No such file"),
-        ("DEVICE", "cuda:77", "no device 'cuda:77'"),
+        ("DEVICE", "cuda:77", "PYGGML_DEVICE: no device 'cuda:77'"),
     ],
 )
 def test_environment(
@@ -127,7 +127,7 @@ def test_environment(
         ({"config": "d.json"}, "c.json: config: there is no such option"),
         ({"stop": [""]}, "c.json: stop: stop holds an empty string"),
         ({"stop": [{}]}, "c.json: stop holds '{}'"),
-        ({"device": "cuda:77"}, "no device 'cuda:77'"),
+        ({"device": "cuda:77"}, "c.json: device: no device 'cuda:77'"),
         ([1], "an object is needed"),
         ("{", "c.json: line 1, column 2"),
         ('{"ctx": NaN}', "NaN is no JSON number"),
@@ -172,4 +172,4 @@ def test_the_traceback_comes_when_asked_for(
 def test_the_process_exits_with_the_status(tmp_path: Path) -> None:
     ended = spawn("run", tmp_path / "none.gguf", "hi")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("pyggml run: no model file")
+    assert ended.stderr.startswith("pyggml run: MODEL: no model file")

@@ -12,6 +12,7 @@ from pyggml.engine.cli.commands import COMMANDS
 from pyggml.engine.cli.options import OPTIONS, options_of
 from pyggml.engine.cli.parser import make_parser, parse
 from pyggml.engine.cli.settings import Settings, settle
+from pyggml.engine.placement import MIN_CTX
 
 
 def settled(*arguments: str, environ: Mapping[str, str] | None = None, command: str = "run") -> Settings:
@@ -127,6 +128,13 @@ def test_no_command_has_two_options_of_one_name() -> None:
     for command in COMMANDS:
         flags = [flag for option in OPTIONS if command in option.commands for flag in option.flags]
         assert len(flags) == len(set(flags)), command
+
+
+def test_the_smallest_context_is_that_of_the_engine() -> None:
+    read = options_of("run")["ctx"].kind.read
+    assert read(str(MIN_CTX)) == MIN_CTX
+    with pytest.raises(ValueError, match=f"at least {MIN_CTX}"):
+        read(str(MIN_CTX - 1))
 
 
 def test_every_example_is_valid() -> None:

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..model import Model
 from ..placement import MIN_CTX
-from .loading import limit_of, open_llm, warn_of_unused_gpus
+from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus
 from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
 from .settings import Settings
 from .table import render
@@ -29,7 +29,7 @@ T = TypeVar("T")
 def bench(settings: Settings) -> int:
     """Measure and print a table, with --json one line of JSON after it."""
     rng = np.random.default_rng(settings["seed"])
-    with contextlib.closing(Model(settings["model"])) as model:
+    with contextlib.closing(open_model(settings)) as model:
         _check_lengths(settings, model)
         document: dict[str, Any] = {"model": model.name, "path": str(model.path), "architecture": model.arch}
     warn_of_unused_gpus(settings)
@@ -72,7 +72,7 @@ def _opened(settings: Settings, n_seq: int) -> LLM:
     needed = max(MIN_CTX, n_decode_ctx(settings["n-gen"], n_seq))
     if n_seq == 1:
         needed = max(needed, max(settings["n-prompt"]) + 1)
-    return open_llm(settings, Model(settings["model"]), ctx=max(needed, settings["ctx"] or 0), parallel=n_seq)
+    return open_llm(settings, open_model(settings), ctx=max(needed, settings["ctx"] or 0), parallel=n_seq)
 
 
 def _repeated(settings: Settings, measure: Callable[[], T]) -> list[T]:

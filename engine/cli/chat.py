@@ -44,15 +44,14 @@ class Chat:
             while True:
                 try:
                     line = _read_line()
+                    if line == "/exit":
+                        return 0
+                    self._take(line)
                 except KeyboardInterrupt:
                     say("")
-                    continue
                 except EOFError:
                     say("")
                     return 0
-                if line == "/exit":
-                    return 0
-                self._take(line)
 
     def _take(self, line: str) -> None:
         if line == "/clear":

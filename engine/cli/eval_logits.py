@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ConfigError, PromptTooLong
 from ..model import Model
 from ..placement import MIN_CTX
-from .loading import limit_of, open_llm, warn_of_unused_gpus
+from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus
 from .settings import Settings
 from .table import render
 from .units import shown_rate, shown_seconds
@@ -28,7 +28,7 @@ def eval_logits(settings: Settings) -> int:
         raise ConfigError(
             f"{settings.source('chunk')} is {chunk}; with --batch {settings['batch']} that is the most"
         )
-    with contextlib.closing(Model(settings["model"])) as model:
+    with contextlib.closing(open_model(settings)) as model:
         ids = _ids(settings, model)
         warn_of_unused_gpus(settings)
         with open_llm(settings, model, ctx=settings["ctx"] or max(MIN_CTX, len(ids))) as llm:

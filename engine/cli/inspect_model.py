@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import EngineError
 from ..model import Model
+from .loading import open_model
 from .settings import Settings
 from .table import render
 from .terminal import one_line
@@ -37,7 +38,7 @@ _MAX_SHOWN = 5
 
 def inspect_model(settings: Settings) -> int:
     """Print what the file says."""
-    with contextlib.closing(Model(settings["model"])) as model:
+    with contextlib.closing(open_model(settings)) as model:
         document = describe(model)
         if settings["tensors"]:
             document["tensors"] = [

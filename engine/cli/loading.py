@@ -14,6 +14,27 @@ from .terminal import loading_bar, one_line, say
 from .unused_gpus import build_facts, unused_gpus
 
 
+def open_model(settings: Settings) -> Model:
+    """Open the model's file.
+
+    Raises ConfigError naming where a name came from that is no model.
+    """
+    try:
+        return Model(settings["model"])
+    except ConfigError as error:
+        raise ConfigError(f"{settings.source('model')}: {error}") from error
+
+
+def _device(settings: Settings) -> str | None:
+    """The device that was chosen, by its own name; None where none was."""
+    if settings["device"] is None:
+        return None
+    try:
+        return gg.device(settings["device"]).name
+    except gg.DeviceError as error:
+        raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
+
+
 def open_llm(
     settings: Settings,
     model: Model,
@@ -27,7 +48,7 @@ def open_llm(
     with loading_bar(not settings["json"]) as progress:
         return LLM(
             model,
-            device=settings["device"],
+            device=_device(settings),
             ctx=ctx,
             parallel=parallel,
             batch=settings["batch"],

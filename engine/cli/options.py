@@ -26,7 +26,7 @@ OPTIONS: tuple[Option, ...] = (
            RUN, '"Why is the sky blue?"', positional=True),
     Option("device", text("NAME"), "device to run on: a name, bus id or product name that `pyggml devices` lists",
            LOADS, "cuda:0", default_text="the GPU with most free memory, else cpu"),
-    Option("ctx", whole(1), "context of one request in tokens",
+    Option("ctx", whole(64), "context of one request in tokens",
            LOADS, "8192", default_text="run: what fits, up to the model's own; else what is needed"),
     Option("parallel", wholes(1), "numbers of sequences to decode together", BENCH, "1,4,16", default=[1]),
     Option("batch", whole(1), "most prompt tokens of one step", LOADS, "1024", default=512),

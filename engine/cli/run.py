@@ -13,7 +13,7 @@ from ..llm import LLM
 from ..model import Model
 from . import answers
 from .chat import Chat
-from .loading import limit_of, open_llm, read_text, warn_of_unused_gpus
+from .loading import limit_of, open_llm, open_model, read_text, warn_of_unused_gpus
 from .sampling import check_bias, chosen_sampling
 from .settings import Settings
 from .terminal import one_line, say
@@ -23,7 +23,7 @@ def run(settings: Settings) -> int:
     """Answer the prompt, or chat."""
     sampling = chosen_sampling(settings)
     template = read_text(settings, "chat-template") if settings.is_given("chat-template") else None
-    with contextlib.closing(Model(settings["model"])) as model:
+    with contextlib.closing(open_model(settings)) as model:
         is_chat = _is_chat(settings, model, template)
         check_bias(settings, model.hparams.n_vocab)
         prompt = _prompt(settings)
