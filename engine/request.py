@@ -158,6 +158,8 @@ class Request:
             return
         self.state = RequestState.FINISHED
         text += self.text.finish()
+        if reason is FinishReason.LENGTH and self.text.stopped:
+            reason = FinishReason.STOP  # the text held back until now completes a stop string
         self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index))
 
     def _stats(self) -> Stats:

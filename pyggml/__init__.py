@@ -21,6 +21,7 @@ from .errors import (
 from .gguf import GGUF
 from .gguf_tensor import GGUFTensor
 from .graph import Allocator, Graph
+from .group import Group, GroupGraph, RankGraph
 from .ops import (
     add,
     argmax,

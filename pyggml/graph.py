@@ -8,6 +8,7 @@ one must be read before the next runs. One thread uses a graph at a time; a run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,17 @@ class Allocator:
             self.generation += 1
 
 
+@dataclass(frozen=True)
+class Collective:
+    """A cut of a rank's graph: after its first `end_node` nodes all ranks take part in `op`."""
+
+    end_node: int
+    op: int
+    tensor: Tensor
+    other: Tensor | None = None
+    peer: int = 0
+
+
 class Graph:
     """Operations over named inputs, with named outputs.
 
@@ -81,6 +93,7 @@ class Graph:
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
         self._raw_results: dict[str, np.ndarray] = {}
+        self.collectives: list[Collective] = []
         self._plan: Any = None
         self._generation = -1
 
@@ -213,7 +226,7 @@ class Graph:
         if not self._outputs and not lib.ggml_graph_n_nodes(self._graph):
             raise ShapeError("the graph computes nothing; name an output")
         at = ffi.new("int *")
-        plan = lib.pg_plan_new(self.backend.handle, self._graph, at)
+        plan = lib.pg_plan_new(self.backend.handle, self._graph, self._steps(), len(self.collectives), at)
         if plan == ffi.NULL:
             node = lib.ggml_graph_node(self._graph, at[0])
             raise ComputeError(
@@ -222,6 +235,14 @@ class Graph:
             )
         return plan
 
+    def _steps(self) -> Any:
+        steps = ffi.new("pg_step[]", max(1, len(self.collectives)))
+        for step, c in zip(steps, self.collectives):
+            step.end_node, step.op, step.peer = c.end_node, c.op, c.peer
+            step.tensor = c.tensor.handle
+            step.other = ffi.NULL if c.other is None else c.other.handle
+        return steps
+
     @property
     def is_stale(self) -> bool:
         """Whether the shared allocator's memory moved since this graph was laid out."""
@@ -229,7 +250,7 @@ class Graph:
 
     def step(self) -> dict[str, np.ndarray]:
         """Send the feeds, compute, fill the results. The arrays are the same in every call."""
-        self._ready()
+        self.check_fresh()
         _check(lib.pg_plan_run(self._plan, self._in, self._n_in, self._out, self._n_out))
         return self.results
 
@@ -244,16 +265,30 @@ class Graph:
     def start(self, **inputs: Any) -> None:
         """Begin a run; wait() ends it. Host work may go on where the device computes by itself."""
         self.build()
-        self._fill(inputs)
-        self._ready()
+        self.fill(inputs)
+        self.check_fresh()
         _check(lib.pg_plan_start(self._plan, self._in, self._n_in))
 
     def wait(self) -> dict[str, np.ndarray]:
         """Wait for the run that start() began and return copies of the outputs."""
         lib.pg_plan_read(self._plan, self._out, self._n_out)
+        return self.copy_results()
+
+    def copy_results(self) -> dict[str, np.ndarray]:
+        """Copies of the outputs of the last run, float32 for quantised ones."""
         return {n: as_numpy(self._raw_results[n].copy(), t.dtype, t.shape) for n, t in self._outputs.items()}
 
-    def _fill(self, inputs: Mapping[str, Any]) -> None:
+    def join(self, group: Any, rank: int, run: Any) -> None:
+        """Make the built graph one rank's of a native group and describe its part in `run`."""
+        lib.pg_plan_join(self._plan, group, rank)
+        run.plan, run.inputs, run.outputs = self._plan, self._in, self._out
+        run.n_inputs, run.n_outputs = self._n_in, self._n_out
+
+    def fill(self, inputs: Mapping[str, Any]) -> None:
+        """Copy values into the feeds; every input must be given.
+
+        Raises ShapeError for a missing, unknown or misshapen input.
+        """
         if inputs.keys() != self._inputs.keys():
             raise ShapeError(f"inputs {sorted(inputs)} were given; the graph has {sorted(self._inputs)}")
         for name, value in inputs.items():
@@ -262,7 +297,8 @@ class Graph:
                 raise ShapeError(f"input {name!r} has shape {self.feeds[name].shape}; {array.shape} was given")
             np.copyto(self.feeds[name], array, casting="same_kind" if array.dtype.kind == "f" else "unsafe")
 
-    def _ready(self) -> None:
+    def check_fresh(self) -> None:
+        """Build if needed; raise ClosedError or ComputeError where a run would use freed memory."""
         if self._ctx is None:
             raise ClosedError("this graph is closed")
         self.build()

@@ -2,12 +2,31 @@
 typedef struct pg_plan pg_plan;
 typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t size; } pg_transfer;
 
+typedef struct pg_group pg_group;
+typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
+typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; } pg_run;
+enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV };
+enum pg_fault { PG_OK, PG_FAULT_TIMEOUT, PG_FAULT_COMPUTE, PG_FAULT_TRANSPORT, PG_FAULT_CLOSED };
+
+pg_group *pg_group_new(int n_ranks, double deadline_s);
+void pg_group_free(pg_group *group);
+bool pg_group_reserve(pg_group *group, int64_t n_elements);
+void pg_group_fail(pg_group *group, int fault, int rank, const char *text);
+int pg_group_fault(const pg_group *group, int *rank, char *text, size_t size);
+int64_t pg_group_n_reduces(const pg_group *group, int rank);
+void pg_group_serve(pg_group *group, int rank);
+void pg_group_wait(pg_group *group, int rank);
+void pg_group_close(pg_group *group);
+
 void pg_log_install(int min_level);
 int pg_log_last_error(char *text, size_t size);
 void pg_set_n_threads(ggml_backend_t backend, int n_threads);
 int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t *out, int max);
 
-pg_plan *pg_plan_new(ggml_backend_t backend, struct ggml_cgraph *graph, int *unsupported_node);
+pg_plan *pg_plan_new(ggml_backend_t backend, struct ggml_cgraph *graph, const pg_step *steps, int n_steps, int *unsupported_node);
+void pg_plan_join(pg_plan *plan, pg_group *group, int rank);
+void pg_runs_post(pg_group *group, pg_run *runs);
+void pg_runs_finish(pg_group *group, pg_run *runs);
 bool pg_plan_reserve(pg_plan *plan, ggml_gallocr_t galloc);
 bool pg_plan_layout(pg_plan *plan, ggml_gallocr_t galloc);
 void pg_plan_free(pg_plan *plan);

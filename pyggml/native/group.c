@@ -115,6 +115,10 @@ pg_group * pg_group_new(int n_ranks, double deadline_s) {
     return group;
 }
 
+int pg_group_n_ranks(const pg_group * group) {
+    return group->n_ranks;
+}
+
 void pg_group_free(pg_group * group) {
     pg_group_clear_transports(group);
     for (int i = 0; i < group->n_ranks; i++) {

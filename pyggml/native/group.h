@@ -31,6 +31,7 @@ typedef struct {
 
 pg_group * pg_group_new(int n_ranks, double deadline_s);
 void pg_group_free(pg_group * group);
+int pg_group_n_ranks(const pg_group * group);
 
 // Host memory for sums of up to n_elements; no step may be in flight.
 bool pg_group_reserve(pg_group * group, int64_t n_elements);

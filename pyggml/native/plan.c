@@ -1,5 +1,6 @@
-// A plan: one graph of one rank on one backend. Python builds the graph; this file optimises it,
-// lays it out and runs it, so that a step costs Python one call. ggml's own scheduler is not used:
+// A plan: one graph of one rank on one backend, cut into segments where the rank takes part in a
+// collective. Python builds the graph; this file optimises each segment, lays the graph out and walks
+// it, so that a step costs Python one call. ggml's own scheduler is not used:
 // what it does between graph and allocation (the backend's graph_optimize and the allocation
 // dependencies that come out of it) is done here.
 // Threads: a plan belongs to the thread that runs its backend. Memory: tensors live in the
@@ -26,6 +27,11 @@ struct pg_plan {
     struct ggml_cgraph * layout_graph;   // the graph's nodes with dependency nodes in between
     alloc_dep * deps;
     int n_deps, max_deps;
+    struct ggml_cgraph * segments;       // n_steps + 1 views of the graph; some may be empty
+    pg_step * steps;
+    int n_steps;
+    pg_group * group;
+    int rank;
 };
 
 void pg_set_n_threads(ggml_backend_t backend, int n_threads) {
@@ -135,7 +141,23 @@ static bool is_free(const struct ggml_tensor * node) {
            node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
-pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * unsupported_node) {
+// The backend may reorder nodes, but only inside a segment.
+static void cut_segments(pg_plan * plan) {
+    plan->segments = calloc(plan->n_steps + 1, sizeof(struct ggml_cgraph));
+    int start = 0;
+    for (int i = 0; i <= plan->n_steps; i++) {
+        const int stop = i < plan->n_steps ? plan->steps[i].end_node : plan->graph->n_nodes;
+        plan->segments[i] = ggml_graph_view(plan->graph, start, stop);
+        if (plan->backend->iface.graph_optimize && stop > start) {
+            struct ggml_backend_graph_optimize_params params = { keep_until, plan };
+            plan->backend->iface.graph_optimize(plan->backend, &plan->segments[i], &params);
+        }
+        start = stop;
+    }
+}
+
+pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const pg_step * steps, int n_steps,
+                      int * unsupported_node) {
     ggml_backend_dev_t device = ggml_backend_get_device(backend);
     *unsupported_node = -1;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -147,10 +169,10 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * 
     pg_plan * plan = calloc(1, sizeof(pg_plan));
     plan->backend = backend;
     plan->graph = graph;
-    if (backend->iface.graph_optimize) {
-        struct ggml_backend_graph_optimize_params params = { keep_until, plan };
-        backend->iface.graph_optimize(backend, graph, &params);
-    }
+    plan->n_steps = n_steps;
+    plan->steps = malloc((n_steps + 1) * sizeof(pg_step));
+    memcpy(plan->steps, steps, n_steps * sizeof(pg_step));
+    cut_segments(plan);
     build_layout_graph(plan);
     return plan;
 }
@@ -159,6 +181,8 @@ void pg_plan_free(pg_plan * plan) {
     if (plan) {
         ggml_free(plan->dep_ctx);
         free(plan->deps);
+        free(plan->segments);
+        free(plan->steps);
         free(plan);
     }
 }
@@ -175,11 +199,39 @@ bool pg_plan_layout(pg_plan * plan, ggml_gallocr_t galloc) {
     return ggml_gallocr_alloc_graph(galloc, plan->layout_graph);
 }
 
+void pg_plan_join(pg_plan * plan, pg_group * group, int rank) {
+    plan->group = group;
+    plan->rank = rank;
+}
+
+static enum ggml_status compute(pg_plan * plan, struct ggml_cgraph * segment) {
+    if (segment->n_nodes == 0) {
+        return GGML_STATUS_SUCCESS;
+    }
+    return ggml_backend_graph_compute_async(plan->backend, segment);
+}
+
 enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     for (int i = 0; i < n_inputs; i++) {
         ggml_backend_tensor_set_async(plan->backend, inputs[i].tensor, inputs[i].data, inputs[i].offset, inputs[i].size);
     }
-    return ggml_backend_graph_compute_async(plan->backend, plan->graph);
+    if (plan->n_steps == 0) {
+        return compute(plan, plan->graph);
+    }
+    for (int i = 0; i <= plan->n_steps; i++) {
+        const enum ggml_status status = compute(plan, &plan->segments[i]);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        if (i < plan->n_steps) {
+            const pg_step * s = &plan->steps[i];
+            const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
+            if (fault) {
+                return (enum ggml_status) (100 + fault);
+            }
+        }
+    }
+    return GGML_STATUS_SUCCESS;
 }
 
 void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs) {
@@ -196,4 +248,36 @@ enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_i
         pg_plan_read(plan, outputs, n_outputs);
     }
     return status;
+}
+
+static void run_part(void * argument) {
+    pg_run * run = argument;
+    pg_plan * plan = run->plan;
+    run->status = pg_plan_start(plan, run->inputs, run->n_inputs);
+    if (run->status == GGML_STATUS_SUCCESS) {
+        const int fault = pg_group_finish(plan->group, plan->rank, plan->backend);
+        run->status = fault ? 100 + fault : GGML_STATUS_SUCCESS;
+    }
+    if (run->status == GGML_STATUS_SUCCESS) {
+        pg_plan_read(plan, run->outputs, run->n_outputs);
+    } else if (run->status < 100) {
+        pg_group_fail(plan->group, PG_FAULT_COMPUTE, plan->rank, ggml_status_to_string((enum ggml_status) run->status));
+    }
+}
+
+void pg_runs_post(pg_group * group, pg_run * runs) {
+    for (int i = 0; i < pg_group_n_ranks(group); i++) {
+        if (runs[i].plan) {
+            pg_group_post(group, i, run_part, &runs[i]);
+        }
+    }
+}
+
+void pg_runs_finish(pg_group * group, pg_run * runs) {
+    pg_runs_post(group, runs);
+    for (int i = 0; i < pg_group_n_ranks(group); i++) {
+        if (runs[i].plan) {
+            pg_group_wait(group, i);
+        }
+    }
 }

@@ -4,6 +4,7 @@
 #include "ggml.h"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
+#include "group.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,24 @@ typedef struct {
     size_t size;
 } pg_transfer;
 
+// Where a graph is cut: after node `end_node - 1` the rank takes part in a collective.
+typedef struct {
+    int end_node;
+    int op;  // enum pg_op
+    struct ggml_tensor * tensor;
+    struct ggml_tensor * other;
+    int peer;
+} pg_step;
+
+// One rank's part of a run; status is a ggml_status or, when a collective failed, an enum pg_fault + 100.
+typedef struct {
+    pg_plan * plan;
+    const pg_transfer * inputs;
+    const pg_transfer * outputs;
+    int n_inputs, n_outputs;
+    int status;
+} pg_run;
+
 void pg_set_n_threads(ggml_backend_t backend, int n_threads);
 int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max);
 
@@ -28,7 +47,12 @@ int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const 
 
 // Checks every node with the device and lets the backend optimise the graph. On a node that the
 // device cannot run: NULL, and its index in *unsupported_node. The graph must outlive the plan.
-pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, int * unsupported_node);
+// `steps` are in the order of their nodes.
+pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const pg_step * steps, int n_steps,
+                      int * unsupported_node);
+
+// Makes the plan one rank's of a group; only then may it have steps that are collectives.
+void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
 
 // Sizes the allocator for this plan without placing its tensors.
 bool pg_plan_reserve(pg_plan * plan, ggml_gallocr_t galloc);
@@ -44,6 +68,10 @@ enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n
 void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs);
 enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
                              const pg_transfer * outputs, int n_outputs);
+
+// Posts each rank's part to its thread; pg_group_wait(group, rank) waits. Parts without a plan are skipped.
+void pg_runs_post(pg_group * group, pg_run * runs);
+void pg_runs_finish(pg_group * group, pg_run * runs);
 
 #ifdef __cplusplus
 }
