@@ -1,7 +1,7 @@
 """One pass of the model as a graph under construction, on one rank.
 
 A family's forward() strings blocks together; what the blocks need, from weights and cache to the
-inputs that change from step to step, they find here. Number of heads and widths come from the
+inputs that change from step to step, they find here. Numbers of heads and widths come from the
 weights as they lie on this rank, never from the hyperparameters, so that blocks need not know
 whether the model is cut. Used once per plan, on the engine thread.
 """
@@ -40,23 +40,48 @@ class PlanShape:
 class Forward:
     """The graph being built and what its blocks share.
 
-    Inputs: tokens or embd, positions, kv_rows (where K and V are written), mask and mask_swa
-    [n_seq, 1, n_tokens, n_kv], out_rows (which tokens get logits).
+    `layers` are those of this rank's stage; a stage that is not the first receives the hidden state
+    from the rank before, one that is not the last hands it on. `is_mixed` says that ranks which cut
+    layers among them compute with different kernels. Inputs: tokens or embd, positions,
+    kv_rows (where K and V are written), mask and mask_swa [n_seq, 1, n_tokens, n_kv], out_rows
+    (which tokens get logits).
     """
 
     def __init__(
-        self, graph: gg.Graph, hp: HParams, weights: Mapping[str, gg.Tensor], cache: KVCache, shape: PlanShape
+        self,
+        graph: gg.RankGraph,
+        hp: HParams,
+        weights: Mapping[str, gg.Tensor],
+        cache: KVCache,
+        shape: PlanShape,
+        *,
+        layers: range,
+        is_split_by_layer: bool = False,
+        is_mixed: bool = False,
     ) -> None:
         self.graph = graph
         self.hp = hp
         self.cache = cache
         self.shape = shape
+        self.layers = layers
+        self.is_mixed = is_mixed
+        self._is_split_by_layer = is_split_by_layer
         self._weights = weights
         self._used: dict[str, gg.Tensor] = {}
-        self.positions = graph.input("positions", (shape.n_rows,), "i32")
-        self.kv_rows = graph.input("kv_rows", (shape.n_rows,), "i64")
         self._masks: dict[str, gg.Tensor] = {}
         self._out_rows: gg.Tensor | None = None
+        self.positions = graph.input("positions", (shape.n_rows,), "i32")
+        self.kv_rows = graph.input("kv_rows", (shape.n_rows,), "i64")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank embeds the tokens."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank makes the logits."""
+        return self.layers.stop == self.hp.n_layer
 
     def weight(self, name: str) -> gg.Tensor:
         """A weight that the family requires."""
@@ -65,18 +90,35 @@ class Forward:
         return self._used[name]
 
     def maybe(self, name: str) -> gg.Tensor | None:
-        """A weight that files may lack."""
+        """A weight that files, or this rank's share of the model, may lack."""
         return self.weight(name) if name in self._weights else None
 
-    def embed(self) -> gg.Tensor:
-        """The embedded tokens, [n_rows, n_embd]; rows are looked up on the host where the device cannot."""
-        table = self.weight("token_embd.weight") if "token_embd.weight" in self._weights else None
+    def enter(self) -> gg.Tensor:
+        """What the first layer of this rank works on, [n_rows, n_embd].
+
+        The embedded tokens, whose rows are looked up on the host where the device cannot, or the
+        hidden state of the stage before.
+        """
+        shape = (self.shape.n_rows, self.hp.n_embd)
+        if not self.is_first:
+            return self.graph.recv(shape, source=self.graph.rank - 1)
+        table = self.maybe("token_embd.weight")
         if table is not None:
-            tokens = self.graph.input("tokens", (self.shape.n_rows,), "i32")
-            x = gg.get_rows(table, tokens)
+            x = gg.get_rows(table, self.graph.input("tokens", (self.shape.n_rows,), "i32"))
         else:
-            x = self.graph.input("embd", (self.shape.n_rows, self.hp.n_embd))
+            x = self.graph.input("embd", shape)
         return x if self.hp.embedding_scale == 1.0 else x * self.hp.embedding_scale
+
+    def leave(self, x: gg.Tensor) -> gg.Tensor | None:
+        """Hand the hidden state to the next stage, or turn it into logits [n_out, n_vocab of this rank]."""
+        if not self.is_last:
+            self.graph.send(x, to=self.graph.rank + 1)
+            return None
+        if self.maybe("output.weight") is None:
+            return None  # another rank has the head
+        logits = self.linear(self.norm(x, "output_norm"), "output")
+        cap = self.hp.final_softcap
+        return gg.tanh(logits * (1.0 / cap)) * cap if cap else logits
 
     def mask(self, swa: bool) -> gg.Tensor:
         """What each token may see, for layers with or without a sliding window."""
@@ -97,8 +139,13 @@ class Forward:
         return y if bias is None else y + bias
 
     def reduce(self, x: gg.Tensor) -> gg.Tensor:
-        """The sum of this node over all ranks; with one rank the node itself."""
-        return x
+        """The sum of this node over the ranks that cut a layer among them."""
+        is_cut = self.graph.n_ranks > 1 and not self._is_split_by_layer
+        return self.graph.all_reduce(x) if is_cut else x
+
+    def nothing(self, x: gg.Tensor) -> gg.Tensor:
+        """The contribution to a sum of a rank that holds no part of a layer."""
+        return self.reduce(x * 0.0)
 
     def pick(self, x: gg.Tensor) -> gg.Tensor:
         """Only the rows whose logits are wanted, [n_out, n]."""
@@ -107,9 +154,3 @@ class Forward:
         if self._out_rows is None:
             self._out_rows = self.graph.input("out_rows", (self.shape.n_out,), "i32")
         return gg.get_rows(x, self._out_rows)
-
-    def head(self, x: gg.Tensor) -> gg.Tensor:
-        """Logits, [n_out, n_vocab]."""
-        logits = self.linear(self.norm(x, "output_norm"), "output")
-        cap = self.hp.final_softcap
-        return gg.tanh(logits * (1.0 / cap)) * cap if cap else logits

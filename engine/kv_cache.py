@@ -76,23 +76,37 @@ def hadamard_matrix(n: int) -> np.ndarray:
 
 
 class KVCache:
-    """The cache of one rank: `k[i]` and `v[i]` are the tables of layer i."""
+    """The cache of one rank: `k[i]` and `v[i]` are the tables of layer i, for the layers it holds.
+
+    `n_head_kv` is the number of K and V heads on this rank; with 0 it holds nothing.
+    """
 
     def __init__(
-        self, backend: gg.Backend, hp: HParams, *, n_slots: int, n_ctx: int, type_k: str = "f16", type_v: str = "f16"
+        self,
+        backend: gg.Backend,
+        hp: HParams,
+        *,
+        n_slots: int,
+        n_ctx: int,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        layers: range | None = None,
+        n_head_kv: int | None = None,
     ) -> None:
         self.n_slots = n_slots
         self.n_ctx = n_ctx
         self.n_rows = round_up(n_ctx, WINDOW)
         self.trash_row = n_slots * self.n_rows
-        self._buffer = gg.Buffer(backend, cache_specs(hp, range(hp.n_layer), n_slots, n_ctx, type_k, type_v))
+        held = () if n_head_kv == 0 else range(hp.n_layer) if layers is None else layers
+        self._buffer = gg.Buffer(backend, cache_specs(hp, held, n_slots, n_ctx, type_k, type_v, n_head_kv))
         self._rotations: list[gg.Buffer] = []
-        self.k = [self._buffer[f"k.{i}"] for i in range(hp.n_layer)]
-        self.v = [self._buffer[f"v.{i}"] for i in range(hp.n_layer)]
+        self.k = {i: self._buffer[f"k.{i}"] for i in held}
+        self.v = {i: self._buffer[f"v.{i}"] for i in held}
         self.turn_k = self._rotation(backend, rotation_size(type_k, hp.head_dim, largest=True))
         self.turn_v = self._rotation(backend, rotation_size(type_v, hp.head_dim_v, largest=False))
+        self._tables = [*self.k.values(), *self.v.values()]
         self._zeroed = [0] * n_slots
-        for table in self.k + self.v:
+        for table in self._tables:
             table.zero(start_row=self.trash_row, n_rows=1)
 
     def _rotation(self, backend: gg.Backend, n: int) -> gg.Tensor | None:
@@ -114,7 +128,7 @@ class KVCache:
             start = self._zeroed[slot]
             if start >= n_kv:
                 continue
-            for table in self.k + self.v:
+            for table in self._tables:
                 table.zero(start_row=slot * self.n_rows + start, n_rows=n_kv - start)
             self._zeroed[slot] = n_kv
 

@@ -16,15 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
-import pyggml as gg
 
 from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
 from .errors import ConfigError, PromptTooLong, RequestError, TemplateError
-from .kv_cache import KVCache
+from .loading import LoadedModel, LoadOptions
 from .model import Model
-from .placement import Placement, choose_ctx
+from .placement import Placement
 from .plan import Place
 from .request import Request
 from .runner import Runner, RunnerStats
@@ -33,7 +32,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .stream import Completion, Stream
 from .text_stream import TextStream
-from .weights import Progress, Weights
+from .weights import Progress
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -65,31 +64,18 @@ class LLM:
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        for name, value in (("parallel", parallel), ("batch", batch)):
-            if value < 1:
-                raise ConfigError(f"{name} = {value}; at least 1 is needed")
+        options = LoadOptions(device, ctx, parallel, batch, threads, cache_type_k, cache_type_v)
         self._is_closed = False
+        self._loaded: LoadedModel | None = None
         self.model = model if isinstance(model, Model) else Model(model)
-        self._backend: gg.Backend | None = None
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
-            hp, found = self.model.hparams, self.model.weights
-            target = gg.device(device) if device else gg.default_device()
-            needed = 0 if target.kind == "cpu" else sum(f.tensor.n_bytes for f in found)
-            n_ctx = choose_ctx(
-                hp, asked=ctx, n_slots=parallel, type_k=cache_type_k, type_v=cache_type_v,
-                weights_bytes=needed, free_bytes=target.memory_free,
-            )  # fmt: skip
-            self._backend = gg.Backend(target, threads=threads)
-            self._weights = Weights(self._backend, found, progress)
-            self._cache = KVCache(
-                self._backend, hp, n_slots=parallel, n_ctx=n_ctx, type_k=cache_type_k, type_v=cache_type_v
-            )
-            self._runner = Runner(self._backend, hp, self.model.family, self._weights, self._cache, batch)
+            self._loaded = LoadedModel(self.model, options, progress)
+            self._runner = Runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
         except BaseException:
             self._free()
             raise
-        self.n_ctx = n_ctx
+        self.n_ctx = self._loaded.n_ctx
         self._scheduler = Scheduler(n_slots=parallel, max_chunk=batch, reuse_prefix=prefix_cache)
         self._engine = Engine(self._scheduler, self._runner)
 
@@ -102,18 +88,8 @@ class LLM:
     @property
     def plan(self) -> Placement:
         """What lies where, in bytes."""
-        assert self._backend is not None, "an open LLM has a backend"
-        mapped = sum(f.tensor.n_bytes for f in self.model.weights) if self._backend.device.kind == "cpu" else 0
-        return Placement(
-            device=self._backend.device.name,
-            description=self._backend.device.description,
-            n_ctx=self.n_ctx,
-            n_slots=self._cache.n_slots,
-            weights_bytes=self._weights.n_bytes,
-            mapped_bytes=max(0, mapped - self._weights.n_bytes),
-            cache_bytes=self._cache.n_bytes,
-            compute_bytes=self._runner.compute_bytes,
-        )
+        assert self._loaded is not None, "an open LLM is loaded"
+        return self._loaded.placement
 
     @property
     def stats(self) -> RunnerStats:
@@ -266,11 +242,8 @@ class LLM:
         self._free()
 
     def _free(self) -> None:
-        for part in ("_cache", "_weights"):
-            if hasattr(self, part):
-                getattr(self, part).close()
-        if self._backend is not None:
-            self._backend.close()
+        if self._loaded is not None:
+            self._loaded.close()
         self.model.close()
 
     def __enter__(self) -> LLM:

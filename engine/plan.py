@@ -1,4 +1,4 @@
-"""A plan: the graph of one shape, laid out once, with its host arrays filled anew each step.
+"""A plan: the graphs of one shape, one a rank, laid out once; their host arrays are filled anew each step.
 
 Made by the runner and kept in its cache. Positions of the mask are written as whole stretches where
 they can be: a numpy comparison over a long window would cost more than the rest of the step.
@@ -6,7 +6,7 @@ they can be: a numpy comparison over a long window would cost more than the rest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyggml as gg
 from .errors import PlanError
 from .forward import Forward, PlanShape
 from .hparams import HParams
-from .kv_cache import KVCache
+from .rank import Rank, Ranks
 
 _HIDDEN = np.float16(-np.inf)
 
@@ -30,44 +30,86 @@ class Place:
 
 
 class Plan:
-    """One graph for one PlanShape.
+    """The graphs of all ranks for one PlanShape.
 
-    Raises PlanError when the device cannot compute a node of it.
+    Raises PlanError when a device cannot compute a node of its graph.
     """
 
     def __init__(
         self,
-        backend: gg.Backend,
-        allocator: gg.Allocator,
+        ranks: Ranks,
         hp: HParams,
-        weights: Mapping[str, gg.Tensor],
-        cache: KVCache,
         shape: PlanShape,
         forward: Callable[[Forward], gg.Tensor | None],
         *,
         measure_only: bool = False,
     ) -> None:
         self.shape = shape
+        self.feeds: dict[str, np.ndarray] = {}
         self._n_swa = hp.n_swa
-        self._cache = cache
+        self._cache = ranks.cache
         self._last: list[tuple[int, int] | None] = [None] * shape.n_seq
-        per_layer = 64 + 2 * hp.n_expert_used
-        self.graph = gg.Graph(backend, max_nodes=128 + hp.n_layer * per_layer, allocator=allocator)
+        self.graphs: list[gg.RankGraph] = []
+        self._group_graph: gg.GroupGraph | None = None
         try:
-            logits = forward(Forward(self.graph, hp, weights, cache, shape))
-            if logits is not None:
-                self.graph.output("logits", logits)
-            self.graph.reserve() if measure_only else self.graph.build()
+            for number, rank in enumerate(ranks.ranks):
+                self.graphs.append(self._build(number, rank, ranks, hp, forward))
+            if measure_only:
+                for graph in self.graphs:
+                    graph.reserve()
+            elif ranks.group is not None:
+                self._group_graph = gg.GroupGraph(ranks.group, self.graphs)
+            else:
+                self.graphs[0].build()
         except gg.ComputeError as error:
-            self.graph.close()
+            self.close()
             raise PlanError(f"{hp.arch}: no plan for {shape}: {error}") from error
         except BaseException:
-            self.graph.close()
+            self.close()
             raise
+
+    def _build(
+        self, number: int, rank: Rank, ranks: Ranks, hp: HParams, forward: Callable[[Forward], gg.Tensor | None]
+    ) -> gg.RankGraph:
+        max_nodes = 128 + hp.n_layer * (72 + 2 * hp.n_expert_used)
+        graph = gg.RankGraph(
+            rank.backend, number, len(ranks.ranks), max_nodes=max_nodes, allocator=rank.allocator, feeds=self.feeds
+        )
+        try:
+            f = Forward(
+                graph, hp, rank.weights, rank.cache, self.shape,
+                layers=rank.layers, is_split_by_layer=ranks.is_split_by_layer, is_mixed=ranks.is_mixed,
+            )  # fmt: skip
+            logits = forward(f)
+            if logits is not None:
+                graph.output("logits", logits)
+        except BaseException:
+            graph.close()
+            raise
+        return graph
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a rank's memory moved since this plan was laid out."""
+        return any(graph.is_stale for graph in self.graphs)
+
+    def step(self) -> None:
+        """Run all ranks."""
+        if self._group_graph is not None:
+            self._group_graph.step()
+        else:
+            self.graphs[0].step()
+
+    def logits(self) -> np.ndarray | None:
+        """Logits of the last step, [n_out, n_vocab]; the ranks' slices of the vocabulary side by side."""
+        parts = [graph.results["logits"] for graph in self.graphs if "logits" in graph.results]
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def fill(self, places: Sequence[Place], out_rows: Sequence[int], embed: Callable[[np.ndarray], np.ndarray] | None) -> None:
         """Set every input from the batch; slots without a place and padding get harmless values."""
-        s, feeds = self.shape, self.graph.feeds
+        s, feeds = self.shape, self.feeds
         tokens = np.zeros((s.n_seq, s.n_tokens), np.int32)
         positions = np.zeros((s.n_seq, s.n_tokens), np.int32)
         rows = np.full((s.n_seq, s.n_tokens), self._cache.trash_row, np.int64)
@@ -83,9 +125,9 @@ class Plan:
         for r in range(s.n_seq):
             if r not in used:
                 self._fill_masks(r, 0, 0)
-        if embed is None:
+        if "tokens" in feeds:
             feeds["tokens"][:] = tokens.reshape(-1)
-        else:
+        elif embed is not None:
             feeds["embd"][:] = embed(tokens.reshape(-1))
         feeds["positions"][:] = positions.reshape(-1)
         feeds["kv_rows"][:] = rows.reshape(-1)
@@ -98,9 +140,9 @@ class Plan:
             return
         follows = n == 1 and self._last[r] == (start - 1, 1) and self.shape.n_tokens == 1
         for name, window in (("mask", 0), ("mask_swa", self._n_swa)):
-            if name not in self.graph.feeds:
+            if name not in self.feeds:
                 continue
-            mask = self.graph.feeds[name][r, 0]
+            mask = self.feeds[name][r, 0]
             if follows:
                 mask[0, start] = 0
                 if window and start >= window:
@@ -110,8 +152,9 @@ class Plan:
         self._last[r] = (start, n)
 
     def close(self) -> None:
-        """Free the graph."""
-        self.graph.close()
+        """Free the graphs."""
+        for graph in self.graphs:
+            graph.close()
 
 
 def fill_mask(mask: np.ndarray, start: int, n: int, window: int) -> None:

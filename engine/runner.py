@@ -1,6 +1,6 @@
-"""Runs batches on one device: finds or makes the plan of a batch's shape, fills it, reads the logits.
+"""Runs batches on all ranks: finds or makes the plan of a batch's shape, fills it, reads the logits.
 
-Owns the rank's allocator and plan cache; borrows weights and KV cache. Engine thread only.
+Owns the plan cache; borrows the ranks. Engine thread only.
 Prompt chunks are padded to a few lengths, and slots taken in aligned groups, so that few plans
 serve all batches; plans live in a cache bounded by count, the least recently used one leaves.
 """
@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyggml as gg
 
 from .batch import Batch, Phase
 from .forward import PlanShape
 from .hparams import HParams
-from .kv_cache import WINDOW, KVCache, round_up
+from .kv_cache import WINDOW, round_up
 from .models.family import Family
 from .plan import Place, Plan
-from .weights import Weights
+from .rank import Ranks
 
 MAX_PLANS = 64
 
@@ -66,24 +65,23 @@ def slot_group(first: int, last: int, n_slots: int) -> tuple[int, int]:
 
 
 class Runner:
-    """The forward pass of one model on one device. `max_chunk` bounds the tokens of a prefill step."""
+    """The forward pass of one model on its ranks. `max_chunk` bounds the tokens of a prefill step."""
 
-    def __init__(self, backend: gg.Backend, hp: HParams, family: Family, weights: Weights, cache: KVCache, max_chunk: int) -> None:
-        self.backend = backend
+    def __init__(self, ranks: Ranks, hp: HParams, family: Family, max_chunk: int) -> None:
         self.hp = hp
         self.max_chunk = max_chunk
         self.stats = RunnerStats()
-        self.cache = cache
+        self._ranks = ranks
+        self._cache = ranks.cache
         self._family = family
-        self._weights = weights
+        weights = ranks.ranks[0].weights
         self._embed = weights.embed if weights.host_embedding is not None else None
-        self._allocator = gg.Allocator(backend)
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
         self._reserve()
 
     def _reserve(self) -> None:
         """Size the allocator by the largest shapes, so that plans made later never move it."""
-        n_rows, n_slots = self.cache.n_rows, self.cache.n_slots
+        n_rows, n_slots = self._cache.n_rows, self._cache.n_slots
         for shape in (
             PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1),
             PlanShape(1, n_slots, 0, n_rows, n_slots),
@@ -91,23 +89,15 @@ class Runner:
             self._make(shape, measure_only=True).close()
 
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
-        return Plan(
-            self.backend, self._allocator, self.hp, self._weights, self.cache, shape, self._family.forward,
-            measure_only=measure_only,
-        )  # fmt: skip
-
-    @property
-    def compute_bytes(self) -> int:
-        """Device memory of intermediate results."""
-        return self._allocator.n_bytes
+        return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
 
     def run(self, batch: Batch) -> np.ndarray:
         """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run."""
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
-            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self.cache.n_slots)
+            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots)
             end = max(p.start for p in places) + 1
-            shape = PlanShape(1, n_seq, slot0, window_length(end, 1, self.cache.n_rows), n_seq)
+            shape = PlanShape(1, n_seq, slot0, window_length(end, 1, self._cache.n_rows), n_seq)
             logits = self._step(shape, places, ())
             at = [p.slot - slot0 for p in places]
             return logits if len(at) == n_seq else logits[at]
@@ -119,25 +109,25 @@ class Runner:
         n = padded_length(len(place.ids), self.max_chunk)
         end = place.start + len(place.ids)
         n_out = len(out_rows) if len(out_rows) <= 1 else n
-        shape = PlanShape(n, 1, place.slot, window_length(end, n, self.cache.n_rows), n_out)
+        shape = PlanShape(n, 1, place.slot, window_length(end, n, self._cache.n_rows), n_out)
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray:
         plan = self._plan(shape)
-        self.cache.expose(shape.slot0, shape.n_seq, shape.n_kv)
+        self._ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)
         plan.fill(places, out_rows, self._embed)
         start = time.perf_counter()
-        results = plan.graph.step()
+        plan.step()
         self.stats.native_s += time.perf_counter() - start
         self.stats.n_steps += 1
-        empty = np.empty((0, self.hp.n_vocab), np.float32)
-        return results.get("logits", empty)
+        logits = plan.logits()
+        return np.empty((0, self.hp.n_vocab), np.float32) if logits is None else logits
 
     def _plan(self, shape: PlanShape) -> Plan:
         plan = self._plans.get(shape)
-        if plan is not None and not plan.graph.is_stale:
+        if plan is not None and not plan.is_stale:
             self._plans.move_to_end(shape)
             return plan
         start = time.perf_counter()
@@ -156,6 +146,5 @@ class Runner:
         self._plans.clear()
 
     def close(self) -> None:
-        """Free plans and intermediate memory."""
+        """Free the plans."""
         self._drop_plans()
-        self._allocator.close()

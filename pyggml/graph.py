@@ -74,12 +74,20 @@ class Graph:
     """Operations over named inputs, with named outputs.
 
     `feeds` and `results` are the host arrays behind `step()`: fill the feeds in place, call step(),
-    read the results. `run(**inputs)` is the same in one convenient call.
+    read the results. `run(**inputs)` is the same in one convenient call. Graphs given the same dict of
+    `feeds` share their host arrays by input name.
     """
 
-    def __init__(self, backend: Backend, *, max_nodes: int = _MAX_NODES, allocator: Allocator | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_nodes: int = _MAX_NODES,
+        allocator: Allocator | None = None,
+        feeds: dict[str, np.ndarray] | None = None,
+    ) -> None:
         self.backend = backend
-        self.feeds: dict[str, np.ndarray] = {}
+        self.feeds: dict[str, np.ndarray] = {} if feeds is None else feeds
         self.results: dict[str, np.ndarray] = {}
         self._allocator = allocator or Allocator(backend)
         self._owns_allocator = allocator is None
@@ -124,7 +132,9 @@ class Graph:
         lib.ggml_set_name(handle, name.encode()[:63])
         lib.ggml_set_input(handle)
         self._inputs[name] = Tensor(handle, len(shape), self, self)
-        self.feeds[name] = np.zeros(tuple(shape), kind.numpy)
+        feed = self.feeds.setdefault(name, np.zeros(tuple(shape), kind.numpy))
+        if feed.shape != tuple(shape) or feed.dtype != kind.numpy:
+            raise ShapeError(f"input {name!r} is {feed.shape} {feed.dtype} in another graph and {tuple(shape)} {kind.name} here")
         return self._inputs[name]
 
     def phantom(self, name: str, shape: Sequence[int], kind: str | DType) -> Tensor:

@@ -19,7 +19,7 @@ from .cut import cut_tensor
 from .device import Device
 from .dtypes import DType
 from .errors import ClosedError, ComputeError, DeviceError, ShapeError
-from .graph import Allocator, Collective, Graph
+from .graph import Collective, Graph
 from .tensor import Tensor, as_numpy
 
 MAX_RANKS = 16
@@ -31,10 +31,8 @@ class RankGraph(Graph):
     Every rank must build the same collectives in the same order.
     """
 
-    def __init__(
-        self, backend: Backend, rank: int, n_ranks: int, *, max_nodes: int = 4096, allocator: Allocator | None = None
-    ) -> None:
-        super().__init__(backend, max_nodes=max_nodes, allocator=allocator)
+    def __init__(self, backend: Backend, rank: int = 0, n_ranks: int = 1, **options: Any) -> None:
+        super().__init__(backend, **options)
         self.rank = rank
         self.n_ranks = n_ranks
 

@@ -20,6 +20,9 @@ def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
     """
     hp, b = f.hp, f"blk.{i}."
     swa = hp.is_swa[i]
+    only_writes = f.shape.n_out == 0 and i == hp.n_layer - 1
+    if f.maybe(b + "attn_q.weight") is None:
+        return None if only_writes else f.nothing(x)
     q = _heads(f, x, b + "attn_q", hp.head_dim)
     k = _heads(f, x, b + "attn_k", hp.head_dim)
     v = f.linear(x, b + "attn_v")
@@ -27,7 +30,7 @@ def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
     q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)
     k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
     v_table = gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
-    if f.shape.n_out == 0 and i == hp.n_layer - 1:
+    if only_writes:
         f.graph.do(k_table)
         f.graph.do(v_table)
         return None

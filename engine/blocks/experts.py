@@ -22,6 +22,8 @@ def experts(f: Forward, i: int, x: gg.Tensor, *, normalise: bool = True) -> gg.T
     """
     hp, b = f.hp, f"blk.{i}."
     n, used = x.shape[0], hp.n_expert_used
+    if f.maybe(b + "ffn_down_exps.weight") is None:
+        return f.nothing(x)
     ids, weights = route(f, gg.mul_mat(f.weight(b + "ffn_gate_inp.weight"), x), normalise)
     rows = x.reshape(n, 1, hp.n_embd)
     up = gg.mul_mat_id(f.weight(b + "ffn_up_exps.weight"), rows, ids)
@@ -46,4 +48,7 @@ def route(f: Forward, logits: gg.Tensor, normalise: bool) -> tuple[gg.Tensor, gg
         weights = (flat / total).reshape(n, hp.n_expert_used, 1)
     if hp.expert_weights_scale != 1.0:
         weights = weights * hp.expert_weights_scale
+    if f.is_mixed:
+        # Other kernels may order a near-tie differently: all ranks take rank 0's choice.
+        return f.graph.broadcast(ids.cont()), f.graph.broadcast(weights.cont())
     return ids, weights

@@ -17,5 +17,7 @@ def feed_forward(f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu) -> gg
     Shapes: [n, n_embd] -> [n, n_embd], reduced over ranks.
     """
     b = f"blk.{i}."
+    if f.maybe(b + "ffn_down.weight") is None:
+        return f.nothing(x)
     hidden = gate(f.linear(x, b + "ffn_gate"), f.linear(x, b + "ffn_up"))
     return f.reduce(f.linear(hidden, b + "ffn_down"))

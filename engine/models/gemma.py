@@ -34,8 +34,8 @@ def table(hp: HParams) -> Iterator[Weight]:
 
 def forward(f: Forward) -> gg.Tensor | None:
     """As Llama's, with a norm after each part and before its sum."""
-    x = f.embed()
-    for i in range(f.hp.n_layer):
+    x = f.enter()
+    for i in f.layers:
         b = f"blk.{i}."
         seen = attention(f, i, f.norm(x, b + "attn_norm"))
         if seen is None:
@@ -45,7 +45,7 @@ def forward(f: Forward) -> gg.Tensor | None:
         x = f.norm(seen, b + "post_attention_norm") + x
         hidden = feed_forward(f, i, f.norm(x, b + "ffn_norm"), gg.geglu)
         x = f.norm(hidden, b + "post_ffw_norm") + x
-    return f.head(x)
+    return f.leave(x)
 
 
 def _gemma3(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:

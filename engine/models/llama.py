@@ -30,9 +30,9 @@ def table(hp: HParams) -> Iterator[Weight]:
 
 
 def forward(f: Forward) -> gg.Tensor | None:
-    """Embed, attend and feed forward layer by layer, then the head."""
-    x = f.embed()
-    for i in range(f.hp.n_layer):
+    """Attend and feed forward layer by layer."""
+    x = f.enter()
+    for i in f.layers:
         seen = attention(f, i, f.norm(x, f"blk.{i}.attn_norm"))
         if seen is None:
             return None
@@ -41,7 +41,7 @@ def forward(f: Forward) -> gg.Tensor | None:
         x = seen + x
         hidden = f.norm(x, f"blk.{i}.ffn_norm")
         x = (experts(f, i, hidden) if f.hp.n_expert else feed_forward(f, i, hidden)) + x
-    return f.head(x)
+    return f.leave(x)
 
 
 def _hparams(metadata: Mapping[str, Any], arch: str, n_vocab: int, *, neox: bool) -> HParams:

@@ -1,0 +1,56 @@
+"""A rank: one device's share of a model, with everything that lives there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyggml as gg
+
+from .kv_cache import KVCache
+from .weights import Weights
+
+
+@dataclass
+class Rank:
+    """A backend with its weights, cache and memory for results. `layers` are those it computes."""
+
+    backend: gg.Backend
+    weights: Weights
+    cache: KVCache
+    allocator: gg.Allocator
+    layers: range
+
+    def close(self) -> None:
+        """Free what lies on the device; the backend stays its owner's."""
+        self.allocator.close()
+        self.cache.close()
+        self.weights.close()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks of a model and how they work together; `group` is None for a single one."""
+
+    ranks: tuple[Rank, ...]
+    group: gg.Group | None = None
+    is_split_by_layer: bool = False
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether ranks compute with different kernels."""
+        return len({(r.backend.device.module, r.backend.device.description) for r in self.ranks}) > 1
+
+    @property
+    def cache(self) -> KVCache:
+        """A cache that tells slots and rows, which are the same on all ranks."""
+        return self.ranks[0].cache
+
+    def expose(self, slot0: int, n_seq: int, n_kv: int) -> None:
+        """Make rows readable in every rank's cache."""
+        for rank in self.ranks:
+            rank.cache.expose(slot0, n_seq, n_kv)
+
+    def close(self) -> None:
+        """Free all ranks."""
+        for rank in self.ranks:
+            rank.close()
