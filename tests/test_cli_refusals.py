@@ -66,7 +66,7 @@ def places(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("pyggml.engine.llm.Weights", fail)
+    monkeypatch.setattr("pyggml.engine.weights.Weights.__init__", fail)
     (tmp_path / "text.gguf").write_text("this is no model")
     (tmp_path / "broken.jinja").write_text("{% if %}")
     alien = tmp_path / "alien.gguf"
