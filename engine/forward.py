@@ -42,7 +42,8 @@ class Forward:
 
     `layers` are those of this rank's stage; a stage that is not the first receives the hidden state
     from the rank before, one that is not the last hands it on. `is_mixed` says that ranks which cut
-    layers among them compute with different kernels. Inputs: tokens or embd, positions,
+    layers among them compute with different kernels; `first_expert` is the number of this rank's first
+    expert where whole experts are dealt. Inputs: tokens or embd, positions,
     kv_rows (where K and V are written), mask and mask_swa [n_seq, 1, n_tokens, n_kv], out_rows
     (which tokens get logits).
     """
@@ -58,6 +59,7 @@ class Forward:
         layers: range,
         is_split_by_layer: bool = False,
         is_mixed: bool = False,
+        first_expert: int = 0,
     ) -> None:
         self.graph = graph
         self.hp = hp
@@ -65,6 +67,7 @@ class Forward:
         self.shape = shape
         self.layers = layers
         self.is_mixed = is_mixed
+        self.first_expert = first_expert
         self._is_split_by_layer = is_split_by_layer
         self._weights = weights
         self._used: dict[str, gg.Tensor] = {}

@@ -20,10 +20,10 @@ import numpy as np
 from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
-from .errors import ConfigError, PromptTooLong, RequestError, TemplateError
+from .errors import PromptTooLong, RequestError, TemplateError
 from .loading import LoadedModel, LoadOptions
 from .model import Model
-from .placement import Placement
+from .placement import Placements
 from .plan import Place
 from .request import Request
 from .runner import Runner, RunnerStats
@@ -39,8 +39,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model on one device.
+    """A model on one device or several.
 
+    `tp` cuts every layer over that many devices, `layer_split` puts whole layers on that many;
+    `device` names them ("cuda:0,cuda:1"; one may come more than once), `tensor_split` gives their shares.
     `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
     number of requests that run together; `batch` the most prompt tokens of one step; cache types are
     f32, f16, bf16, q8_0 and q4_0. `progress(done_bytes, total_bytes)` is called while loading.
@@ -54,6 +56,10 @@ class LLM:
         model: str | os.PathLike[str] | Model,
         *,
         device: str | None = None,
+        tp: int | None = None,
+        layer_split: int | None = None,
+        tensor_split: str | None = None,
+        expert_split: str = "inside",
         ctx: int | None = None,
         parallel: int = 4,
         batch: int = 512,
@@ -64,7 +70,10 @@ class LLM:
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        options = LoadOptions(device, ctx, parallel, batch, threads, cache_type_k, cache_type_v)
+        options = LoadOptions(
+            device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split, expert_split=expert_split,
+            ctx=ctx, parallel=parallel, batch=batch, threads=threads, cache_type_k=cache_type_k, cache_type_v=cache_type_v,
+        )  # fmt: skip
         self._is_closed = False
         self._loaded: LoadedModel | None = None
         self.model = model if isinstance(model, Model) else Model(model)
@@ -86,10 +95,10 @@ class LLM:
         return template
 
     @property
-    def plan(self) -> Placement:
+    def plan(self) -> Placements:
         """What lies where, in bytes."""
         assert self._loaded is not None, "an open LLM is loaded"
-        return self._loaded.placement
+        return Placements(self._loaded.placements)
 
     @property
     def stats(self) -> RunnerStats:
@@ -157,7 +166,7 @@ class LLM:
         """
         single = isinstance(prompts, str)
         texts = [prompts] if single else list(prompts)
-        ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in texts]
+        ids = [self.tokenize(p) if isinstance(p, str) else [int(id) for id in p] for p in texts]
         answers = self._start(ids, self.model.sampling(**sampling))
         if stream:
             return answers

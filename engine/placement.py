@@ -39,6 +39,13 @@ class Placement:
         )
 
 
+class Placements(tuple[Placement, ...]):
+    """The placements of all ranks; as text, a line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(placement) for placement in self)
+
+
 def choose_ctx(
     hp: HParams, *, asked: int | None, n_slots: int, type_k: str, type_v: str, weights_bytes: int, free_bytes: int
 ) -> int:

@@ -79,6 +79,7 @@ class Plan:
             f = Forward(
                 graph, hp, rank.weights, rank.cache, self.shape,
                 layers=rank.layers, is_split_by_layer=ranks.is_split_by_layer, is_mixed=ranks.is_mixed,
+                first_expert=rank.first_expert,
             )  # fmt: skip
             logits = forward(f)
             if logits is not None:

@@ -19,6 +19,7 @@ class Rank:
     cache: KVCache
     allocator: gg.Allocator
     layers: range
+    first_expert: int = 0
 
     def close(self) -> None:
         """Free what lies on the device; the backend stays its owner's."""

@@ -7,13 +7,14 @@ memory stays near one tensor. Strict both ways: a missing tensor and an unknown 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyggml as gg
 
+from .cuts import WHOLE, Slice, TensorPlan
 from .errors import MissingTensor, ModelError
 from .hparams import HParams
 from .models.family import Family
@@ -28,6 +29,67 @@ class Found:
 
     row: Weight
     tensor: gg.GGUFTensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a weight: which tensor, and what of it."""
+
+    found: Found
+    slice: Slice = WHOLE
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.found.row.name
+
+    @property
+    def kind(self) -> gg.DType:
+        """The element type, which is the file's."""
+        return self.found.tensor.type
+
+    @property
+    def use(self) -> Use:
+        """The operation that reads it."""
+        return self.found.row.use
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The part's shape."""
+        return self.slice.shape(self.found.row.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """The part's bytes."""
+        return self.slice.n_bytes(self.found.row.shape, self.kind)
+
+    def data(self) -> np.ndarray:
+        """The part's bytes; a view of the mapped file where they lie together there."""
+        return self.slice.of(self.found.tensor.data, self.found.row.shape, self.kind)
+
+
+def whole_parts(found: Iterable[Found]) -> list[Part]:
+    """Everything, for a single rank."""
+    return [Part(f) for f in found]
+
+
+def tensor_parts(found: Iterable[Found], plan: TensorPlan, rank: int) -> list[Part]:
+    """A rank's slices of every weight."""
+    slices = ((f, plan.slice_of(f.row.name, rank)) for f in found)
+    return [Part(f, part) for f, part in slices if part is not None]
+
+
+def layer_parts(found: Iterable[Found], layers: range, n_layer: int) -> list[Part]:
+    """The weights of a stage: its layers, the embedding on the first stage, norm and head on the last."""
+
+    def is_here(name: str) -> bool:
+        if name.startswith("blk."):
+            return int(name.split(".")[1]) in layers
+        if name.startswith("token_embd"):
+            return layers.start == 0
+        return layers.stop == n_layer if name.startswith("output") else True
+
+    return [Part(f) for f in found if is_here(f.row.name)]
 
 
 def find_weights(file: gg.GGUF, family: Family, hp: HParams) -> list[Found]:
@@ -63,58 +125,64 @@ class Weights(Mapping[str, gg.Tensor]):
     name is then absent and the runner looks them up itself.
     """
 
-    def __init__(self, backend: gg.Backend, found: list[Found], progress: Progress | None = None) -> None:
+    def __init__(self, backend: gg.Backend, parts: Sequence[Part], progress: Progress | None = None) -> None:
         self.host_embedding: gg.GGUFTensor | None = None
         self._tensors: dict[str, gg.Tensor] = {}
         self._buffers: list[gg.Buffer] = []
         self._backend = backend
+        self.mapped_bytes = 0
         try:
-            self._load(found, progress or (lambda done, total: None))
+            self._load(parts, progress or (lambda done, total: None))
         except BaseException:
             self.close()
             raise
 
-    def _load(self, found: list[Found], progress: Progress) -> None:
-        total = sum(f.tensor.n_bytes for f in found)
-        groups: dict[Any, list[Found]] = {}
+    def _load(self, parts: Sequence[Part], progress: Progress) -> None:
+        total = sum(part.n_bytes for part in parts)
+        groups: dict[Any, list[Part]] = {}
         plain = self._backend.buffer_types()[-1]
         done = 0
-        for f in found:
-            if f.row.use is Use.GET_ROWS and not _can_look_up(self._backend, f.tensor):
-                self.host_embedding = f.tensor
-                done += f.tensor.n_bytes
+        for part in parts:
+            if part.use is Use.GET_ROWS and not _can_look_up(self._backend, part.found.tensor):
+                self.host_embedding = part.found.tensor
+                done += part.n_bytes
                 continue
-            buffer_type = self._buffer_type(f, plain)
-            if buffer_type == plain and self._map(f):
-                done += f.tensor.n_bytes
+            buffer_type = self._buffer_type(part, plain)
+            if buffer_type == plain and self._map(part):
+                done += part.n_bytes
             else:
-                groups.setdefault(buffer_type, []).append(f)
+                groups.setdefault(buffer_type, []).append(part)
         progress(done, total)
         for buffer_type, members in groups.items():
-            specs = {f.row.name: (f.row.shape, f.tensor.type) for f in members}
+            specs = {part.name: (part.shape, part.kind) for part in members}
             buffer = gg.Buffer(self._backend, specs, buffer_type=buffer_type, weights=True)
             self._buffers.append(buffer)
-            for f in members:
-                buffer[f.row.name].set(f.tensor.data)
-                self._tensors[f.row.name] = buffer[f.row.name]
-                done += f.tensor.n_bytes
+            for part in members:
+                buffer[part.name].set(part.data())
+                self._tensors[part.name] = buffer[part.name]
+                done += part.n_bytes
                 progress(done, total)
 
-    def _buffer_type(self, f: Found, plain: Any) -> Any:
-        if f.row.use in (Use.MUL_MAT, Use.MUL_MAT_ID):
-            return self._backend.weight_buffer_type(f.row.shape, f.tensor.type, experts=f.row.use is Use.MUL_MAT_ID)
+    def _buffer_type(self, part: Part, plain: Any) -> Any:
+        if part.use in (Use.MUL_MAT, Use.MUL_MAT_ID):
+            return self._backend.weight_buffer_type(part.shape, part.kind, experts=part.use is Use.MUL_MAT_ID)
         return plain
 
-    def _map(self, f: Found) -> bool:
-        """Leave the tensor in the mapped file, where the device can read it there."""
+    def _map(self, part: Part) -> bool:
+        """Leave the part in the mapped file, where the device can read it there."""
         if self._backend.device.kind != "cpu":
             return False
+        data = part.data()
+        if not np.may_share_memory(data, part.found.tensor.data):
+            return False
         try:
-            buffer = gg.Buffer.from_memory(self._backend, f.tensor.data, {f.row.name: (f.row.shape, f.tensor.type, 0)})
+            buffer = gg.Buffer.from_memory(self._backend, data, {part.name: (part.shape, part.kind, 0)})
         except gg.ShapeError:
             return False
         self._buffers.append(buffer)
-        self._tensors[f.row.name] = buffer[f.row.name]
+        self._tensors[part.name] = buffer[part.name]
+        if part.found.row.name == part.found.tensor.name:  # a tied head is the embedding's memory again
+            self.mapped_bytes += part.n_bytes
         return True
 
     def embed(self, ids: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .backend import Backend, default_threads
 from .buffer import Buffer
 from .candidates import Candidates, top_candidates
-from .device import Device, ModuleProblem, default_device, device, devices, module_problems
+from .device import Device, ModuleProblem, default_device, device, devices, discrete_gpus, module_problems
 from .dtypes import DType, dequantize, dtype, quantize
 from .errors import (
     AllocationError,

@@ -148,15 +148,19 @@ def device(name: str | Device) -> Device:
     raise DeviceError(f"no device {name!r}; this machine has {names}{hint}")
 
 
+def discrete_gpus() -> list[Device]:
+    """The discrete GPUs, each once, by the interface whose module comes first."""
+    cards: dict[str, Device] = {}
+    for d in devices():
+        if d.kind == "gpu":
+            cards.setdefault(d.bus_id or d.name, d)
+    return list(cards.values())
+
+
 def default_device() -> Device:
     """The device that is used when none is named: the discrete GPU with most free memory, else the CPU.
 
     Software renderers, integrated GPUs and a card's second interface are never the default.
     """
-    cards: dict[str, Device] = {}
-    for d in devices():
-        if d.kind == "gpu":
-            cards.setdefault(d.bus_id or d.name, d)
-    if cards:
-        return max(cards.values(), key=lambda d: d.memory_free)
-    return device("cpu")
+    cards = discrete_gpus()
+    return max(cards, key=lambda d: d.memory_free) if cards else device("cpu")

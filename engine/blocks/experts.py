@@ -25,6 +25,10 @@ def experts(f: Forward, i: int, x: gg.Tensor, *, normalise: bool = True) -> gg.T
     if f.maybe(b + "ffn_down_exps.weight") is None:
         return f.nothing(x)
     ids, weights = route(f, gg.mul_mat(f.weight(b + "ffn_gate_inp.weight"), x), normalise)
+    n_here = f.weight(b + "ffn_down_exps.weight").shape[0]
+    if n_here < hp.n_expert:
+        ids, weights = _local(f, ids, weights, n_here)
+        used = ids.shape[1]
     rows = x.reshape(n, 1, hp.n_embd)
     up = gg.mul_mat_id(f.weight(b + "ffn_up_exps.weight"), rows, ids)
     gate = gg.mul_mat_id(f.weight(b + "ffn_gate_exps.weight"), rows, ids)
@@ -52,3 +56,17 @@ def route(f: Forward, logits: gg.Tensor, normalise: bool) -> tuple[gg.Tensor, gg
         # Other kernels may order a near-tie differently: all ranks take rank 0's choice.
         return f.graph.broadcast(ids.cont()), f.graph.broadcast(weights.cont())
     return ids, weights
+
+
+def _local(f: Forward, ids: gg.Tensor, weights: gg.Tensor, n_here: int) -> tuple[gg.Tensor, gg.Tensor]:
+    """The same choice among the whole experts of this rank, by their local numbers.
+
+    Chosen experts of other ranks leave places that are filled by ones of weight 0: mul_mat_id must
+    not get one id twice for a token.
+    """
+    n = ids.shape[0]
+    nothing = gg.repeat(weights[:, :1, :].cont(), (n, f.hp.n_expert, 1)) * 0.0
+    dense = gg.set_rows(nothing, weights, ids.cont())
+    here = dense[:, f.first_expert : f.first_expert + n_here, :].cont()
+    chosen = gg.top_k(here.reshape(n, n_here), min(f.hp.n_expert_used, n_here))
+    return chosen, gg.get_rows(here, chosen)

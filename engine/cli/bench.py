@@ -35,7 +35,7 @@ def bench(settings: Settings) -> int:
     warn_of_unused_gpus(settings)
     start = time.perf_counter()
     with _opened(settings, 1) as llm:
-        document |= {"load_s": time.perf_counter() - start, "plan": asdict(llm.plan)}
+        document |= {"load_s": time.perf_counter() - start, "plan": [asdict(placement) for placement in llm.plan]}
         print(f"{one_line(model.name)}, loaded in {shown_seconds(document['load_s'])}")
         print(f"{one_line(str(llm.plan))}\n")
         document["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]

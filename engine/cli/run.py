@@ -101,7 +101,7 @@ def _answer(settings: Settings, llm: LLM, prompt: str, is_chat: bool, sampling: 
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
         "stats": answers.stats_document(completion.stats),
-        "plan": asdict(llm.plan),
+        "plan": [asdict(placement) for placement in llm.plan],
     }
     print(json.dumps(document, ensure_ascii=False))
 

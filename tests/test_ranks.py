@@ -1,0 +1,183 @@
+"""Models over several CPU ranks against one rank: every family, tensor parallel and layer split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyggml as gg
+import pytest
+from pyggml.engine import LLM, ConfigError
+from pyggml.engine.forward import Forward
+from stored_logits import PROMPT
+
+F32: dict[str, Any] = {"threads": 1, "ctx": 256, "parallel": 2, "cache_type_k": "f32", "cache_type_v": "f32"}
+UNEVEN = {"n_head": 6, "n_head_kv": 3, "n_ff": 768, "n_vocab": 323}
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", UNEVEN | {"n_layer": 3}),
+    ("llama", {"variant": "bias+tied"}),
+    ("llama", {"variant": "moe"}),
+    ("llama", {"n_head": 8, "n_head_kv": 1}),
+    ("qwen2", {"n_layer": 3}),
+    ("qwen3", UNEVEN),
+    ("qwen3moe", {"n_layer": 3}),
+    ("gemma3", {}),
+    ("gemma3", UNEVEN),
+]
+IDS = ["-".join([arch, *(f"{k}={v}" for k, v in options.items())]) for arch, options in MODELS]
+ASKED: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+PROMPTS = ["abc", "hello there, world"]
+
+
+def nmse(ours: np.ndarray, right: np.ndarray) -> float:
+    return float(((ours - right.astype(np.float64)) ** 2).sum() / (right.astype(np.float64) ** 2).sum())
+
+
+def evaluated(path: Path, n_ranks: int = 1, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """All logits of the prompt, and two greedy answers made as one batch."""
+    with LLM(path, device=",".join(["cpu"] * n_ranks), **F32, **options) as llm:
+        logits = llm.score(PROMPT, logits=True)
+        return logits, [answer.ids for answer in llm.generate(PROMPTS, **ASKED)]
+
+
+@pytest.mark.parametrize(("arch", "options"), MODELS, ids=IDS)
+def test_every_mode_equals_one_rank(arch: str, options: dict[str, Any], tiny: Callable[..., Path]) -> None:
+    path = tiny(arch, **options)
+    right, answers = evaluated(path)
+    limit = 1e-6 if arch == "gemma3" else 1e-10
+    for n in (2, 3, 4, 5, 8):
+        logits, ids = evaluated(path, n, tp=n)
+        assert logits.shape == right.shape
+        assert nmse(logits, right) <= limit, f"tp {n}"
+        assert ids == answers, f"tp {n}"
+    n_layer = 7 if arch == "gemma3" else options.get("n_layer", 2)
+    for n in (2, 3):
+        if n <= n_layer:
+            logits, ids = evaluated(path, n, layer_split=n)
+            assert np.array_equal(logits, right), f"layer split {n}"
+            assert ids == answers, f"layer split {n}"
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4", "mixed"])
+def test_quantised_weights_are_cut_on_blocks(quant: str, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama", quant=quant, n_ff=768)
+    right, _ = evaluated(path)
+    for n in (2, 3):
+        logits, _ = evaluated(path, n, tp=n)
+        assert nmse(logits, right) <= 2e-3, f"tp {n}"
+
+
+@pytest.mark.parametrize("expert_split", ["inside", "experts"])
+def test_experts_cut_inside_or_dealt_whole(expert_split: str, tiny: Callable[..., Path]) -> None:
+    path = tiny("qwen3moe")
+    right, answers = evaluated(path)
+    logits, ids = evaluated(path, 3, tp=3, expert_split=expert_split)
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize("split", ["3,1", "1,3", "1,0", "0,1", "1/2"])
+def test_shares_by_hand(split: str, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama", n_head=8, n_head_kv=4)
+    right, answers = evaluated(path)
+    logits, ids = evaluated(path, 2, tp=2, tensor_split=split)
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize("split", ["1,2", "3,0", "0,3"])
+def test_layer_counts_by_hand(split: str, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama", n_layer=3)
+    right, answers = evaluated(path)
+    logits, ids = evaluated(path, 2, layer_split=2, tensor_split=split)
+    assert np.array_equal(logits, right) and ids == answers
+
+
+def test_long_answers_stay_equal_across_windows(tiny: Callable[..., Path]) -> None:
+    options: dict[str, Any] = {"threads": 1, "ctx": 1024, "parallel": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
+    answers = []
+    for extra in ({"device": "cpu"}, {"device": "cpu,cpu", "tp": 2}, {"device": "cpu,cpu", "layer_split": 2}):
+        with LLM(tiny("llama"), **options, **extra) as llm:
+            answers.append(llm.generate("abc", temperature=0, max_tokens=600, ignore_eos=True).ids)
+    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 600
+
+
+def test_two_sums_a_layer_and_the_residual_is_bitwise_equal(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce = Forward.reduce
+
+    def watched(self: Forward, x: gg.Tensor) -> gg.Tensor:
+        summed = reduce(self, x)
+        self.graph.output(f"sum.{len(self.graph.collectives)}", summed * 1.0)
+        return summed
+
+    with LLM(tiny("llama", n_layer=3), device="cpu,cpu,cpu", tp=3, **F32) as llm:
+        group = llm._loaded.ranks.group
+        assert group is not None
+        before = group.n_reduces()
+        llm.score(PROMPT, logits=True)
+        assert group.n_reduces() - before == 2 * 3
+        monkeypatch.setattr(Forward, "reduce", watched)
+        llm.score(PROMPT[:7], logits=True)
+        plan = next(reversed(llm._runner._plans.values()))
+        results = [graph.copy_results() for graph in plan.graphs]
+        names = [name for name in results[0] if name.startswith("sum.")]
+        assert len(names) == 6
+        for name in names:
+            assert np.array_equal(results[0][name], results[1][name])
+            assert np.array_equal(results[0][name], results[2][name])
+
+
+def test_ranks_hold_about_their_share_of_the_bytes(tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama", n_head=8, n_head_kv=4), device="cpu,cpu", tp=2, **F32) as llm:
+        sizes = [p.weights_bytes + p.mapped_bytes for p in llm.plan]
+        cut = sum(f.tensor.n_bytes for f in llm.model.weights if f.row.cut.value != "replicated")
+        whole = sum(f.tensor.n_bytes for f in llm.model.weights if f.row.cut.value == "replicated")
+        assert abs(sizes[0] - sizes[1]) <= 0.02 * sizes[0]
+        assert abs(sum(sizes) - (cut + 2 * whole)) <= 0.02 * sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tp": 2, "layer_split": 2}, "--tp 2 and --layer-split 2 exclude each other"),
+        ({"tp": 0}, "tp = 0"),
+        ({"layer_split": -1}, "layer-split = -1"),
+        ({"tp": 17, "device": ",".join(["cpu"] * 17)}, "tp = 17; 1 to 16"),
+        ({"tp": 2}, "--device cpu,cpu"),
+        ({"tp": 3, "device": "cpu,cpu"}, "lists 2 devices for 3 ranks"),
+        ({"device": "cpu,cpu"}, "--tp 2 or --layer-split 2"),
+        ({"tp": 2, "device": "cpu,cpu", "tensor_split": "0,0"}, "one share must be above 0"),
+        ({"tp": 2, "device": "cpu,cpu", "tensor_split": "1,-1"}, "0 or more"),
+        ({"tp": 2, "device": "cpu,cpu", "tensor_split": "a"}, "numbers, as in 3,1"),
+        ({"tp": 2, "device": "cpu,cpu", "tensor_split": "1,1,1"}, "3 shares"),
+        ({"layer_split": 3, "device": "cpu,cpu,cpu"}, "the model has 2 layers"),
+        ({"layer_split": 2, "device": "cpu,cpu", "tensor_split": "1,2"}, "sum to 2"),
+        ({"tensor_split": "1,1"}, "needs --tp or --layer-split"),
+        ({"tp": 2, "device": "cpu,cpu", "expert_split": "some"}, "expert-split = 'some'"),
+    ],
+)
+def test_refusals_come_before_a_weight_is_read(options: dict[str, Any], words: str, tiny: Callable[..., Path]) -> None:
+    def unwanted(done: int, total: int) -> None:
+        pytest.fail("a weight was read")
+
+    with pytest.raises(ConfigError, match=words):
+        LLM(tiny("llama"), progress=unwanted, ctx=256, **options)
+
+
+def test_failed_load_on_one_rank_frees_the_others(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyggml.engine import loading
+
+    made: list[Any] = []
+
+    class Failing(loading.Weights):
+        def __init__(self, *args: Any) -> None:
+            if len(made) == 1:
+                raise gg.AllocationError("cpu: no 1 bytes; 0 are free")
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(loading, "Weights", Failing)
+    with pytest.raises(gg.AllocationError, match="no 1 bytes"):
+        LLM(tiny("llama"), device="cpu,cpu", tp=2, **F32)
+    assert len(made) == 1 and len(made[0]) == 0
