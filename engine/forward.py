@@ -22,7 +22,8 @@ class PlanShape:
     """Everything that decides a graph.
 
     `n_seq` slots from `slot0` on take part with `n_tokens` tokens each (padding included) and see
-    the first `n_kv` rows of their slots; `n_out` tokens get logits.
+    the first `n_kv` rows of their slots; `n_out` tokens get logits. Plans of different `lane` are
+    otherwise the same: their host arrays differ, so that several can be in flight.
     """
 
     n_tokens: int
@@ -30,6 +31,7 @@ class PlanShape:
     slot0: int
     n_kv: int
     n_out: int
+    lane: int = 0
 
     @property
     def n_rows(self) -> int:

@@ -85,7 +85,9 @@ class LLM:
             self._free()
             raise
         self.n_ctx = self._loaded.n_ctx
-        self._scheduler = Scheduler(n_slots=parallel, max_chunk=batch, reuse_prefix=prefix_cache)
+        self._scheduler = Scheduler(
+            n_slots=parallel, max_chunk=self._runner.max_prefill, reuse_prefix=prefix_cache
+        )
         self._engine = Engine(self._scheduler, self._runner)
 
     def _template(self, source: str) -> ChatTemplate | None:

@@ -101,6 +101,16 @@ class Plan:
         else:
             self.graphs[0].step()
 
+    def post(self) -> None:
+        """Begin a step of a group behind those in flight."""
+        assert self._group_graph is not None, "only groups have steps in flight"
+        self._group_graph.post()
+
+    def finish(self) -> None:
+        """Wait for all steps in flight."""
+        assert self._group_graph is not None, "only groups have steps in flight"
+        self._group_graph.finish()
+
     def logits(self) -> np.ndarray | None:
         """Logits of the last step, [n_out, n_vocab]; the ranks' slices of the vocabulary side by side."""
         parts = [graph.results["logits"] for graph in self.graphs if "logits" in graph.results]

@@ -23,6 +23,8 @@ from .plan import Place, Plan
 from .rank import Ranks
 
 MAX_PLANS = 64
+# Micro-batches of one prefill step where stages work on several at once.
+MAX_IN_FLIGHT = 8
 
 
 @dataclass
@@ -91,6 +93,11 @@ class Runner:
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
         return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
 
+    @property
+    def max_prefill(self) -> int:
+        """The most tokens of one prefill step: several micro-batches where stages take turns on them."""
+        return self.max_chunk * (MAX_IN_FLIGHT if self._ranks.is_split_by_layer else 1)
+
     def run(self, batch: Batch) -> np.ndarray:
         """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run."""
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
@@ -106,13 +113,45 @@ class Runner:
 
     def prefill(self, place: Place, out_rows: Sequence[int]) -> np.ndarray:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
-        n = padded_length(len(place.ids), self.max_chunk)
-        end = place.start + len(place.ids)
-        n_out = len(out_rows) if len(out_rows) <= 1 else n
-        shape = PlanShape(n, 1, place.slot, window_length(end, n, self._cache.n_rows), n_out)
+        if len(place.ids) > self.max_chunk:
+            place, out_rows = self._pipelined(place, out_rows)
+        n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
+        shape = self._prefill_shape(place, n_out)
+        n = shape.n_tokens
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
+
+    def _prefill_shape(self, place: Place, n_out: int, lane: int = 0) -> PlanShape:
+        n = padded_length(len(place.ids), self.max_chunk)
+        end = place.start + len(place.ids)
+        return PlanShape(n, 1, place.slot, window_length(end, n, self._cache.n_rows), n_out, lane)
+
+    def _pipelined(self, place: Place, out_rows: Sequence[int]) -> tuple[Place, Sequence[int]]:
+        """Evaluate all micro-batches but the last with every stage busy; return the last.
+
+        Stages take them in order from their queues. A plan's host arrays may change when its step
+        before is done on the last stage, hence one lane more than stages.
+        """
+        group = self._ranks.group
+        assert group is not None and self._ranks.is_split_by_layer, "only stages take more than a chunk"
+        size = self.max_chunk
+        starts = range(0, len(place.ids), size)
+        pieces = [Place(place.slot, place.start + s, place.ids[s : s + size]) for s in starts]
+        n_lanes = group.n_ranks + 1
+        steps = [(self._plan(self._prefill_shape(p, 0, k % n_lanes)), p) for k, p in enumerate(pieces[:-1])]
+        self._ranks.expose(place.slot, 1, self._prefill_shape(pieces[-1], 0).n_kv)
+        start = time.perf_counter()
+        for plan, piece in steps:
+            group.wait(n_lanes - 1)
+            plan.fill([piece], (), self._embed)
+            plan.post()
+        steps[-1][0].finish()
+        self.stats.native_s += time.perf_counter() - start
+        self.stats.n_steps += len(steps)
+        last = pieces[-1]
+        skipped = last.start - place.start
+        return last, [row - skipped for row in out_rows]
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray:
         plan = self._plan(shape)

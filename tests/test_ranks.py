@@ -181,3 +181,18 @@ def test_failed_load_on_one_rank_frees_the_others(tiny: Callable[..., Path], mon
     with pytest.raises(gg.AllocationError, match="no 1 bytes"):
         LLM(tiny("llama"), device="cpu,cpu", tp=2, **F32)
     assert len(made) == 1 and len(made[0]) == 0
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama", n_layer=3)
+    ids = [(11 * i) % 250 for i in range(203)]
+    options = F32 | {"batch": 16, "prefix_cache": False}
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": 3}
+    with LLM(path, device="cpu", **options) as llm:
+        right = [llm.generate([ids[:n]], **asked)[0] for n in (203, 128, 129, 17)]
+    with LLM(path, device=",".join(["cpu"] * n_ranks), layer_split=n_ranks, **options) as llm:
+        answers = [llm.generate([ids[:n]], **asked)[0] for n in (203, 128, 129, 17)]
+        assert llm.stats.n_steps > 0
+    assert [a.ids for a in answers] == [a.ids for a in right]
+    assert [a.logprobs for a in answers] == [a.logprobs for a in right]

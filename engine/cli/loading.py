@@ -26,11 +26,11 @@ def open_model(settings: Settings) -> Model:
 
 
 def _device(settings: Settings) -> str | None:
-    """The device that was chosen, by its own name; None where none was."""
+    """The devices that were chosen, by their own names; None where none was."""
     if settings["device"] is None:
         return None
     try:
-        return gg.device(settings["device"]).name
+        return ",".join(gg.device(name).name for name in settings["device"].split(","))
     except gg.DeviceError as error:
         raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
 
@@ -49,6 +49,10 @@ def open_llm(
         return LLM(
             model,
             device=_device(settings),
+            tp=settings["tp"],
+            layer_split=settings["layer-split"],
+            tensor_split=settings["tensor-split"],
+            expert_split=settings["expert-split"],
             ctx=ctx,
             parallel=parallel,
             batch=settings["batch"],

@@ -434,10 +434,10 @@ void pg_group_post(pg_group * group, int rank, pg_job job, void * argument) {
     pthread_mutex_unlock(&q->lock);
 }
 
-void pg_group_wait(pg_group * group, int rank) {
+void pg_group_wait(pg_group * group, int rank, int n_left) {
     job_queue * q = &group->queues[rank];
     pthread_mutex_lock(&q->lock);
-    while (q->n_pending) {
+    while (q->n_pending > n_left) {
         pthread_cond_wait(&q->changed, &q->lock);
     }
     pthread_mutex_unlock(&q->lock);

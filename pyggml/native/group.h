@@ -54,11 +54,11 @@ int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend);
 int64_t pg_group_n_reduces(const pg_group * group, int rank);
 
 // Rank threads: serve() runs on a thread of the caller's until close(); post() queues a job for one
-// rank, in order; wait() returns when all jobs posted to it are done.
+// rank, in order; wait() returns when at most n_left of the jobs posted to it are not done.
 typedef void (*pg_job)(void * argument);
 void pg_group_serve(pg_group * group, int rank);
 void pg_group_post(pg_group * group, int rank, pg_job job, void * argument);
-void pg_group_wait(pg_group * group, int rank);
+void pg_group_wait(pg_group * group, int rank, int n_left);
 void pg_group_close(pg_group * group);
 
 #ifdef __cplusplus

@@ -69,7 +69,7 @@ void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs);
 enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
                              const pg_transfer * outputs, int n_outputs);
 
-// Posts each rank's part to its thread; pg_group_wait(group, rank) waits. Parts without a plan are skipped.
+// Posts each rank's part to its thread; pg_group_wait(group, rank, 0) waits. Parts without a plan are skipped.
 void pg_runs_post(pg_group * group, pg_run * runs);
 void pg_runs_finish(pg_group * group, pg_run * runs);
 

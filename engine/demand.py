@@ -1,0 +1,181 @@
+"""What each rank holds and reads, before anything is allocated.
+
+Pure arithmetic over the family's table, the element types in the file and the devices' facts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyggml as gg
+
+from .balance import DeviceFacts, Span
+from .cuts import TensorPlan
+from .hparams import HParams
+from .kv_cache import WINDOW, cache_specs
+from .slices import WHOLE, ElementType, Slice
+from .weight_table import Cut, Use, Weight
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model on paper: its numbers, the rows of its table that the file has, and their types by name."""
+
+    hp: HParams
+    rows: Sequence[Weight]
+    types: Mapping[str, ElementType]
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """The cache that was asked for: how many requests at once, and types."""
+
+    n_slots: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+    def n_bytes(self, hp: HParams, n_layer: int, n_head_kv: int, n_ctx: int) -> int:
+        """Bytes of so many layers and heads with a context of n_ctx for each request."""
+        specs = cache_specs(hp, (0,), self.n_slots, n_ctx, self.type_k, self.type_v, n_head_kv)
+        return n_layer * sum(rows * _row_bytes(width, kind) for (rows, width), kind in specs.values())
+
+    def token_bytes(self, hp: HParams, n_layer: int, n_head_kv: int) -> int:
+        """Bytes of one position of one request."""
+        specs = cache_specs(hp, (0,), 1, WINDOW, self.type_k, self.type_v, n_head_kv)
+        return n_layer * sum(_row_bytes(width, kind) for (_, width), kind in specs.values())
+
+
+def _row_bytes(width: int, kind: str) -> int:
+    t = gg.dtype(kind)
+    return width // t.block_size * t.type_size
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one rank holds and reads. Units: bytes.
+
+    `cut_bytes` are weights of which it has a part, `whole_bytes` those it has entirely; `read_bytes`
+    of both are read for each token. `n_used` counts the weights' elements that each token of a
+    prompt is multiplied with, the head's aside. `compute_bytes` is memory for results.
+    """
+
+    device: DeviceFacts
+    layers: Span
+    heads: Span
+    n_head_kv: int
+    cut_bytes: int
+    whole_bytes: int
+    read_bytes: int
+    n_used: int
+    compute_bytes: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """All weights of the rank."""
+        return self.cut_bytes + self.whole_bytes
+
+    @property
+    def n_layer(self) -> int:
+        """The layers that the rank computes."""
+        return self.layers[1] - self.layers[0]
+
+    def cache_bytes(self, hp: HParams, cache: CacheFacts, n_ctx: int) -> int:
+        """The rank's cache for a context of n_ctx."""
+        return cache.n_bytes(hp, self.n_layer, self.n_head_kv, n_ctx)
+
+
+def whole_demand(model: ModelFacts, device: DeviceFacts, compute_bytes: int = 0) -> tuple[Demand, ...]:
+    """One device that holds everything."""
+    return (_demand(model, device, (0, model.hp.n_layer), lambda row: WHOLE, compute_bytes),)
+
+
+def tensor_demands(
+    model: ModelFacts, plan: TensorPlan, devices: Sequence[DeviceFacts], compute_bytes: int = 0
+) -> tuple[Demand, ...]:
+    """The ranks of a tensor-parallel plan that have a share, each on its device."""
+
+    def of_rank(r: int) -> Demand:
+        rank = plan.ranks[r]
+        every = (0, model.hp.n_layer)
+        return _demand(
+            model, devices[r], every, lambda row: plan.slice_of(row.name, r), compute_bytes, rank.heads, rank.n_head_kv
+        )
+
+    return tuple(of_rank(r) for r, rank in enumerate(plan.ranks) if rank.share > 0)
+
+
+def layer_demands(
+    model: ModelFacts, spans: Sequence[Span], devices: Sequence[DeviceFacts], compute_bytes: int = 0
+) -> tuple[Demand, ...]:
+    """The devices of a layer split that have layers."""
+
+    def of_span(span: Span, device: DeviceFacts) -> Demand:
+        def here(row: Weight) -> Slice | None:
+            return WHOLE if is_in_layers(row.name, span, model.hp.n_layer) else None
+
+        return _demand(model, device, span, here, compute_bytes)
+
+    return tuple(of_span(span, device) for span, device in zip(spans, devices) if span[0] < span[1])
+
+
+def is_in_layers(name: str, layers: Span, n_layer: int) -> bool:
+    """Whether a weight lies with these layers: the embedding with the first, norm and head with the last."""
+    if name.startswith("blk."):
+        return layers[0] <= int(name.split(".")[1]) < layers[1]
+    if name.startswith("token_embd"):
+        return layers[0] == 0
+    return layers[1] == n_layer if name.startswith("output") else True
+
+
+def layer_sizes(model: ModelFacts) -> tuple[list[int], int, int]:
+    """Bytes of each layer, of what lies with the first and of what lies with the last."""
+    hp = model.hp
+    sizes, first, last = [0] * hp.n_layer, 0, 0
+    for row in _present(model):
+        n_bytes = WHOLE.n_bytes(row.shape, model.types[row.name])
+        if row.name.startswith("blk."):
+            sizes[int(row.name.split(".")[1])] += n_bytes
+        elif row.name.startswith("token_embd"):
+            first += n_bytes
+        else:
+            last += n_bytes
+    return sizes, first, last
+
+
+def _present(model: ModelFacts) -> list[Weight]:
+    return [row for row in model.rows if row.name in model.types]
+
+
+def _demand(
+    model: ModelFacts,
+    device: DeviceFacts,
+    layers: Span,
+    slice_of: Callable[[Weight], Slice | None],
+    compute_bytes: int,
+    heads: Span | None = None,
+    n_head_kv: int | None = None,
+) -> Demand:
+    hp = model.hp
+    cut_bytes = whole_bytes = read_bytes = n_used = 0
+    for row in _present(model):
+        part, kind = slice_of(row), model.types[row.name]
+        if part is None:
+            continue
+        n_bytes, n = part.n_bytes(row.shape, kind), math.prod(part.shape(row.shape))
+        if part is WHOLE:
+            whole_bytes += n_bytes
+        else:
+            cut_bytes += n_bytes
+        if row.use is Use.GET_ROWS:
+            continue
+        if row.use is Use.MUL_MAT_ID:  # on average, however the experts are cut
+            n_bytes, n = n_bytes * hp.n_expert_used // hp.n_expert, n * hp.n_expert_used // hp.n_expert
+        read_bytes += n_bytes
+        if row.use in (Use.MUL_MAT, Use.MUL_MAT_ID) and row.cut is not Cut.VOCAB:
+            n_used += n
+    return Demand(
+        device, layers, (0, hp.n_head) if heads is None else heads, hp.n_head_kv if n_head_kv is None else n_head_kv,
+        cut_bytes, whole_bytes, read_bytes, n_used, compute_bytes,
+    )  # fmt: skip
