@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from .allocator import Allocator
+from .attention import flash_attn, rope, soft_max
 from .backend import Backend, default_threads
 from .buffer import Buffer
-from .candidates import Candidates, top_candidates
+from .candidates import HAS_INF, HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
 from .device import Device, ModuleProblem, default_device, device, devices, discrete_gpus, module_problems
 from .dtypes import DType, dequantize, dtype, quantize
 from .errors import (
@@ -20,40 +22,25 @@ from .errors import (
 )
 from .gguf import GGUF
 from .gguf_tensor import GGUFTensor
-from .graph import Allocator, Graph
+from .graph import Graph
 from .group import Group, GroupGraph, RankGraph
 from .ops import (
     add,
     argmax,
-    cast,
     clamp,
-    concat,
-    cont,
-    copy,
     div,
     exp,
-    flash_attn,
     geglu,
     gelu,
-    get_rows,
-    hadamard,
     log,
     mul,
-    mul_mat,
-    mul_mat_id,
     neg,
     norm,
-    permute,
     relu,
-    repeat,
-    reshape,
     rms_norm,
-    rope,
     scale,
-    set_rows,
     sigmoid,
     silu,
-    soft_max,
     sqr,
     sqrt,
     sub,
@@ -61,6 +48,8 @@ from .ops import (
     swiglu,
     tanh,
     top_k,
-    view,
 )
+from .products import hadamard, mul_mat, mul_mat_id
+from .rows import get_rows, set_rows
+from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
 from .tensor import Tensor

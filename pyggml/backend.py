@@ -1,7 +1,7 @@
 """A backend: a stream of work on one device, with the buffer types of that device.
 
-Owned by whoever made it; graphs and buffers made from it must be closed first. Not thread-safe:
-one thread uses a backend at a time.
+Graphs, buffers and allocators made from it stop working when it is closed. One thread at a time runs on a backend;
+others wait.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from ._ffi import ffi, last_native_error, lib
 from .device import Device, device
-from .errors import ClosedError, DeviceError
+from .errors import DeviceError
+from .lifetime import Closable, Lock
+from .tensor import MATRIX_TYPES
 
 if TYPE_CHECKING:
     from .dtypes import DType
     from .tensor import Tensor
 
+MAX_THREADS = 512  # ggml's own limit
+
 
 def default_threads() -> int:
     """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(n, MAX_THREADS)
 
 
-class Backend:
+class Backend(Closable):
     """A stream of work on one device.
 
     `Backend("cuda:0")`, `Backend("cpu", threads=8)`; threads matter to the CPU only.
@@ -32,30 +37,34 @@ class Backend:
     """
 
     def __init__(self, device_name: str | Device = "cpu", *, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise DeviceError(f"threads = {threads}; at least 1 is needed")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise DeviceError(f"threads = {threads}; 1 to {MAX_THREADS} are possible")
         self.device = device(device_name)
         self.threads = threads or default_threads()
+        last_native_error()
         handle = lib.ggml_backend_dev_init(self.device.handle, ffi.NULL)
         if handle == ffi.NULL:
-            raise DeviceError(f"device {self.device.name} cannot be opened: {last_native_error() or 'no reason given'}")
+            raise DeviceError(
+                f"device {self.device.name} cannot be opened: {last_native_error() or 'no reason given'}"
+            )
         self._handle: Any = handle
+        self._open(Lock())
         lib.pg_set_n_threads(handle, self.threads)
+
+    @property
+    def description(self) -> str:
+        """What it is, for messages about its end."""
+        return f"backend {self.device.name}"
 
     @property
     def handle(self) -> Any:
         """The C backend; raises ClosedError after close()."""
-        if self._handle is None:
-            raise ClosedError(f"backend {self.device.name} is closed")
+        self.check_open()
         return self._handle
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._handle is None
 
     def buffer_types(self) -> list[Any]:
         """The device's buffer types, the ones with faster layouts first, its plain one last."""
+        self.check_open()
         extra = ffi.new("ggml_backend_buffer_type_t[16]")
         n = lib.pg_extra_buffer_types(self.device.handle, extra, 16)
         return [*(extra[i] for i in range(n)), lib.ggml_backend_dev_buffer_type(self.device.handle)]
@@ -66,32 +75,45 @@ class Backend:
         Raises DeviceError when the device cannot multiply by this type at all.
         """
         types = self.buffer_types()
-        candidates = ffi.new("ggml_backend_buffer_type_t[]", types)
-        ne = ffi.new("int64_t[4]", [*reversed(shape), *[1] * (4 - len(shape))])
-        at = lib.pg_weight_buffer_type(self.device.handle, kind.id, ne, experts, candidates, len(types))
+        at = self.first_that_multiplies(types, shape, kind, experts=experts)
         if at < 0:
-            raise DeviceError(f"{self.device.name} cannot multiply by {kind.name} weights of shape {tuple(shape)}")
+            raise DeviceError(
+                f"{self.device.name} cannot multiply by {kind.name} weights of shape {tuple(shape)}"
+            )
         return types[at]
+
+    def first_that_multiplies(
+        self, types: Sequence[Any], shape: Sequence[int], kind: DType, *, experts: bool
+    ) -> int:
+        """The place of the first of these buffer types in which such a weight can be multiplied by; -1 if none."""
+        if (
+            kind.name not in MATRIX_TYPES
+            or not 2 <= len(shape) <= 4
+            or min(shape) < 1
+            or shape[-1] % kind.block_size
+        ):
+            return -1
+        candidates = ffi.new("ggml_backend_buffer_type_t[]", list(types))
+        ne = ffi.new("int64_t[4]", [*reversed(shape), *[1] * (4 - len(shape))])
+        return int(
+            lib.pg_weight_buffer_type(self.device.handle, kind.id, ne, experts, candidates, len(types))
+        )
 
     def supports(self, node: Tensor) -> bool:
         """Whether the device can compute this node of a graph."""
+        self.check_open()
+        if node.graph is not None:
+            node.graph.check_open()
         return bool(lib.ggml_backend_dev_supports_op(self.device.handle, node.handle))
 
     def synchronize(self) -> None:
         """Wait until all work that was started here is done."""
         lib.ggml_backend_synchronize(self.handle)
 
-    def close(self) -> None:
-        """End the backend. Closing twice is allowed."""
-        if self._handle is not None:
-            lib.ggml_backend_free(self._handle)
-            self._handle = None
-
-    def __enter__(self) -> Backend:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def _release(self) -> None:
+        lib.ggml_backend_synchronize(self._handle)
+        lib.ggml_backend_free(self._handle)
+        self._handle = None
 
     def __repr__(self) -> str:
         return f"Backend({self.device.name!r}{', closed' if self.closed else ''})"

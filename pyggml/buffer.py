@@ -1,8 +1,8 @@
 """Buffers: device memory that holds named tensors for as long as the buffer lives.
 
-Weights, caches and constants live here; what a graph computes lives in its allocator. A buffer larger
-than the device allows in one piece is made of several. Closing frees the memory; a tensor of a closed
-buffer raises ClosedError.
+Weights, caches and constants live here; what a graph computes lives in its allocator. A buffer larger than the device
+allows in one piece is made of several. Closing frees the memory; a tensor of a closed buffer raises ClosedError, and a
+graph that uses one refuses to run.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import numpy as np
 from ._ffi import ffi, last_native_error, lib
 from .backend import Backend
 from .dtypes import DType, dtype
-from .errors import AllocationError, ClosedError, ShapeError
-from .tensor import Tensor, ggml_ne
+from .errors import AllocationError, ClosedError, DeviceError, ShapeError
+from .lifetime import Closable
+from .tensor import Tensor, check_storable, ggml_ne
 
 Spec = tuple[Sequence[int], "str | DType"]
 
 
-class Buffer:
+class Buffer(Closable):
     """Named tensors in one device's memory.
 
     `Buffer(backend, {"k": ((512, 64), "f16")})` allocates, not zeroed. `buffer_type` is one of
-    `backend.buffer_types()`, by default the device's plain one.
-    Raises AllocationError with the bytes asked for.
+    `backend.buffer_types()`, by default the device's plain one; in another one tensors can be set whole and multiplied
+    by, nothing else.
+    Raises AllocationError with the bytes asked for, DeviceError when the buffer type does not take a tensor.
     """
 
     def __init__(
@@ -37,67 +39,98 @@ class Buffer:
         buffer_type: Any = None,
         weights: bool = False,
     ) -> None:
-        self.backend = backend
-        self._buffers: list[Any] = []
+        plain = backend.buffer_types()[-1]
+        self._begin(backend, len(tensors), plain if buffer_type is None else buffer_type)
+        self.is_plain = bool(self._type == plain)
         self._memory: np.ndarray | None = None
-        self._ctx = _context(len(tensors))
-        self._tensors = {name: self._declare(name, *spec) for name, spec in tensors.items()}
-        self._type = backend.buffer_types()[-1] if buffer_type is None else buffer_type
         try:
+            for name, (shape, kind) in tensors.items():
+                self._declare(name, shape, kind)
             for piece in self._pieces():
                 self._allocate(piece, weights)
-        except AllocationError:
+        except BaseException:
             self.close()
             raise
 
     @classmethod
-    def from_memory(cls, backend: Backend, memory: np.ndarray, tensors: Mapping[str, tuple[Sequence[int], DType, int]]) -> Buffer:
-        """Place tensors in host memory that exists, such as a mapped file, without a copy.
+    def from_memory(
+        cls, backend: Backend, memory: np.ndarray, tensors: Mapping[str, tuple[Sequence[int], DType, int]]
+    ) -> Buffer:
+        """Place weights in host memory that exists, such as a mapped file, without a copy.
 
-        `tensors` maps a name to shape, type and byte offset in `memory`, which is kept alive.
-        Raises ShapeError when an offset is not aligned for the device or lies outside.
+        `tensors` maps a name to shape, type and byte offset in `memory`, which is kept alive and never written.
+        Raises ShapeError when an offset is not aligned for the device or lies outside, DeviceError for a device that
+        does not compute in host memory.
         """
+        if backend.device.kind != "cpu":
+            raise DeviceError(
+                f"{backend.device.name} does not compute in host memory; make a Buffer and set its tensors"
+            )
+        if not memory.flags.c_contiguous:
+            raise ShapeError("the memory is not contiguous")
         self = cls.__new__(cls)
-        self.backend, self._memory, self._buffers = backend, memory, []
-        self._type = backend.buffer_types()[-1]
-        self._ctx = _context(len(tensors))
+        self._begin(backend, len(tensors), backend.buffer_types()[-1])
+        self.is_plain, self._memory = True, memory
+        try:
+            self._place(memory, tensors)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _begin(self, backend: Backend, n_tensors: int, buffer_type: Any) -> None:
+        self.backend = backend
+        self._type = buffer_type
+        self._buffers: list[Any] = []
+        self._tensors: dict[str, tuple[Any, int]] = {}
+        params = ffi.new("struct ggml_init_params *")
+        params.mem_size = (n_tensors + 1) * lib.ggml_tensor_overhead()
+        params.no_alloc = True
+        self._ctx = lib.ggml_init(params[0])
+        self._open(backend.lock)
+
+    def _declare(self, name: str, shape: Sequence[int], kind: str | DType) -> Tensor:
+        kind = dtype(kind)
+        ne = ggml_ne(shape)
+        check_storable(name, shape, kind)
+        if not self.is_plain and not self._is_multiplied_by(shape, kind):
+            raise DeviceError(f"{name}: this buffer type does not take {kind.name} of shape {tuple(shape)}")
+        handle = lib.ggml_new_tensor(self._ctx, kind.id, 4, ffi.new("int64_t[4]", ne))
+        lib.ggml_set_name(handle, name.encode()[:63])
+        self._tensors[name] = handle, len(shape)
+        return self[name]
+
+    def _is_multiplied_by(self, shape: Sequence[int], kind: DType) -> bool:
+        return any(
+            self.backend.first_that_multiplies([self._type], shape, kind, experts=experts) == 0
+            for experts in (False, True)
+        )
+
+    def _place(self, memory: np.ndarray, tensors: Mapping[str, tuple[Sequence[int], DType, int]]) -> None:
         alignment = int(lib.ggml_backend_buft_get_alignment(self._type))
         base = ffi.cast("char *", ffi.from_buffer(memory))
         if int(ffi.cast("uintptr_t", base)) % alignment:
-            lib.ggml_free(self._ctx)
-            self._ctx = None
             raise ShapeError(f"the memory does not begin at a multiple of {alignment} bytes")
         handle = lib.ggml_backend_cpu_buffer_from_ptr(base, memory.nbytes)
-        lib.ggml_backend_buffer_set_usage(handle, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         self._buffers.append(handle)
-        self._tensors = {}
+        lib.ggml_backend_buffer_set_usage(handle, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         for name, (shape, kind, offset) in tensors.items():
             tensor = self._declare(name, shape, kind)
-            address = base + offset
-            if int(ffi.cast("uintptr_t", address)) % alignment or offset + tensor.n_bytes > memory.nbytes:
-                self.close()
-                raise ShapeError(f"{name}: offset {offset} is not a multiple of {alignment} or outside of {memory.nbytes} bytes")
-            lib.ggml_backend_tensor_alloc(handle, tensor.handle, address)
-            self._tensors[name] = tensor
-        return self
+            if offset < 0 or offset % alignment or offset + tensor.n_bytes > memory.nbytes:
+                raise ShapeError(
+                    f"{name}: {tensor.n_bytes} bytes at {offset} must begin at a multiple of {alignment} "
+                    f"and lie within {memory.nbytes} bytes"
+                )
+            lib.ggml_backend_tensor_alloc(handle, tensor.handle, base + offset)
 
-    def _declare(self, name: str, shape: Sequence[int], kind: str | DType) -> Tensor:
-        ne = ggml_ne(shape)
-        kind = dtype(kind)
-        if ne[0] % kind.block_size:
-            raise ShapeError(f"{name}: rows of {ne[0]} do not fit {kind.name}, whose blocks hold {kind.block_size}")
-        handle = lib.ggml_new_tensor(self._ctx, kind.id, 4, ffi.new("int64_t[4]", ne))
-        lib.ggml_set_name(handle, name.encode()[:63])
-        return Tensor(handle, len(shape), self, None)
-
-    def _pieces(self) -> Iterator[list[tuple[Tensor, int]]]:
+    def _pieces(self) -> Iterator[list[tuple[Any, int]]]:
         """Lists of (tensor, offset) that fit one allocation of the device each."""
         alignment = int(lib.ggml_backend_buft_get_alignment(self._type))
         limit = int(lib.ggml_backend_buft_get_max_size(self._type))
-        piece: list[tuple[Tensor, int]] = []
+        piece: list[tuple[Any, int]] = []
         end = 0
-        for tensor in self._tensors.values():
-            size = int(lib.ggml_backend_buft_get_alloc_size(self._type, tensor.handle))
+        for tensor, _ in self._tensors.values():
+            size = int(lib.ggml_backend_buft_get_alloc_size(self._type, tensor))
             size = -(-size // alignment) * alignment
             if piece and end + size > limit:
                 yield piece
@@ -107,10 +140,12 @@ class Buffer:
         if piece:
             yield piece
 
-    def _allocate(self, piece: list[tuple[Tensor, int]], weights: bool) -> None:
+    def _allocate(self, piece: list[tuple[Any, int]], weights: bool) -> None:
         last, offset = piece[-1]
-        size = offset + int(lib.ggml_backend_buft_get_alloc_size(self._type, last.handle))
-        handle = lib.ggml_backend_buft_alloc_buffer(self._type, size)
+        size = offset + int(lib.ggml_backend_buft_get_alloc_size(self._type, last))
+        last_native_error()
+        with self.lock:
+            handle = lib.ggml_backend_buft_alloc_buffer(self._type, size)
         if handle == ffi.NULL:
             reason = last_native_error()
             raise AllocationError(
@@ -122,30 +157,45 @@ class Buffer:
             lib.ggml_backend_buffer_set_usage(handle, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         base = ffi.cast("char *", lib.ggml_backend_buffer_get_base(handle))
         for tensor, start in piece:
-            if lib.ggml_backend_tensor_alloc(handle, tensor.handle, base + start) != lib.GGML_STATUS_SUCCESS:
-                raise AllocationError(f"{tensor.name}: the device refused to place it")
+            if lib.ggml_backend_tensor_alloc(handle, tensor, base + start) != lib.GGML_STATUS_SUCCESS:
+                raise AllocationError(f"{ffi.string(tensor.name).decode()}: the device refused to place it")
 
     @property
     def n_bytes(self) -> int:
         """Bytes allocated on the device (0 for mapped memory)."""
+        self.check_open()
         if self._memory is not None:
             return 0
         return sum(int(lib.ggml_backend_buffer_get_size(b)) for b in self._buffers)
 
-    def clear(self) -> None:
-        """Set every byte to zero."""
-        for handle in self._buffers:
-            lib.ggml_backend_buffer_clear(handle, 0)
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the memory is borrowed and must not be written."""
+        return self._memory is not None
 
     @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._ctx is None
+    def buffer_type(self) -> Any:
+        """The C buffer type that the tensors lie in."""
+        return self._type
 
-    def close(self) -> None:
-        """Free the memory. Closing twice is allowed."""
-        if self._ctx is None:
-            return
+    def clear(self) -> None:
+        """Set every byte to zero."""
+        self.check_open()
+        if self.is_read_only:
+            raise ShapeError("this buffer lies in memory that is only read")
+        with self.lock:
+            for handle in self._buffers:
+                lib.ggml_backend_buffer_clear(handle, 0)
+
+    def check_transfer(self, tensor: Tensor, *, write: bool) -> None:
+        """Raise unless a tensor's memory can be read or written from the host."""
+        self.check_open()
+        if write and self.is_read_only:
+            raise ShapeError(f"{tensor!r} lies in memory that is only read")
+        if not write and not self.is_plain:
+            raise ShapeError(f"{tensor!r} lies in a layout for matrix products and cannot be read back")
+
+    def _release(self) -> None:
         for handle in self._buffers:
             lib.ggml_backend_buffer_free(handle)
         lib.ggml_free(self._ctx)
@@ -154,9 +204,10 @@ class Buffer:
     def __getitem__(self, name: str) -> Tensor:
         if self.closed:
             raise ClosedError(f"the buffer that held {name!r} is closed")
-        return self._tensors[name]
+        handle, ndim = self._tensors[name]
+        return Tensor(handle, ndim, self, None)
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
@@ -164,16 +215,3 @@ class Buffer:
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-    def __enter__(self) -> Buffer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-def _context(n_tensors: int) -> Any:
-    params = ffi.new("struct ggml_init_params *")
-    params.mem_size = (n_tensors + 1) * lib.ggml_tensor_overhead()
-    params.no_alloc = True
-    return lib.ggml_init(params[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ._ffi import ffi, lib
 from .errors import BuildError, DeviceError
 
 LIBRARY_DIR = Path(__file__).parent / "_lib"
+GPU_MODULES = ("cuda", "vulkan")
 _SOFTWARE_RENDERERS = ("llvmpipe", "lavapipe", "swiftshader")
 
 
@@ -61,23 +63,38 @@ def _cpu_score(path: Path) -> int:
     return int(score()) if score is not None else 1
 
 
-def _pick_modules() -> list[Path]:
+def _pick_modules(problems: list[ModuleProblem]) -> list[Path]:
     """The module files to load: the best CPU variant, then every GPU module."""
-    cpu = sorted(LIBRARY_DIR.glob("libggml-cpu*.so"))
-    scored = [(_cpu_score(path), path) for path in cpu]
+    scored = []
+    for path in sorted(LIBRARY_DIR.glob("libggml-cpu*.so")):
+        try:
+            scored.append((_cpu_score(path), path))
+        except OSError as error:
+            problems.append(ModuleProblem("cpu", str(error)))
     usable = [pair for pair in scored if pair[0] > 0]
     if not usable:
-        raise BuildError(f"no CPU backend in {LIBRARY_DIR} fits this processor; build one with: python build_ggml.py --install")
-    others = [LIBRARY_DIR / f"libggml-{name}.so" for name in ("cuda", "vulkan")]
+        words = "; ".join(p.problem for p in problems) or "none of them fits this processor"
+        raise BuildError(
+            f"no CPU backend in {LIBRARY_DIR} ({words}); build one: python build_ggml.py --install"
+        )
+    others = [LIBRARY_DIR / f"libggml-{name}.so" for name in GPU_MODULES]
     return [max(usable)[1], *(path for path in others if path.exists())]
+
+
+def _log_level() -> int:
+    words = os.environ.get("PYGGML_LOG_LEVEL", "3")
+    if not words.isdecimal():
+        raise BuildError(f"PYGGML_LOG_LEVEL={words}: it is a number, 1 (debug) to 4 (errors only)")
+    return int(words)
 
 
 @functools.cache
 def _load_modules() -> tuple[tuple[Any, ...], tuple[ModuleProblem, ...]]:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    lib.pg_log_install(int(os.environ.get("PYGGML_LOG_LEVEL", "3")))
-    loaded, problems = [], []
-    for path in _pick_modules():
+    lib.pg_log_install(_log_level())
+    loaded: list[Any] = []
+    problems: list[ModuleProblem] = []
+    for path in _pick_modules(problems):
         name = path.name.removeprefix("libggml-").removesuffix(".so").split("-")[0]
         try:
             ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
@@ -136,25 +153,54 @@ def device(name: str | Device) -> Device:
         return name
     wanted = name.strip().lower()
     everything = devices()
-    exact = [d for d in everything if wanted in (d.name, (d.bus_id or "").lower())]
+    exact = [d for d in everything if wanted and wanted in (d.name, (d.bus_id or "").lower())]
     if not exact and wanted and ":" not in wanted:
-        exact = [d for d in everything if wanted == d.module or (len(wanted) > 2 and wanted in d.description.lower())]
+        exact = [
+            d
+            for d in everything
+            if wanted == d.module or (len(wanted) > 2 and wanted in d.description.lower())
+        ]
+    if len(exact) > 1 and wanted not in {d.module for d in exact}:
+        exact = first_interfaces(exact)
     if len(exact) == 1:
         return exact[0]
     names = ", ".join(d.name for d in everything)
     if exact:
         raise DeviceError(f"device {name!r} fits {', '.join(d.name for d in exact)}; name one of them")
-    hint = "".join(f"; the {p.module} module could not be loaded: {p.problem}" for p in module_problems() if wanted.startswith(p.module))
-    raise DeviceError(f"no device {name!r}; this machine has {names}{hint}")
+    raise DeviceError(f"no device {name!r}; this machine has {names}{_why_missing(wanted)}")
+
+
+def _why_missing(wanted: str) -> str:
+    module = wanted.split(":")[0]
+    problems = [p for p in module_problems() if p.module == module]
+    if problems:
+        return f"; the {module} module could not be loaded: {problems[0].problem}"
+    if module in GPU_MODULES and not (LIBRARY_DIR / f"libggml-{module}.so").exists():
+        return f"; {module} was not built: python build_ggml.py --backends cpu,{module} --install"
+    return ""
+
+
+def first_interfaces(found: Sequence[Device]) -> list[Device]:
+    """Each card once, by its first interface: CUDA before Vulkan, as devices() lists them."""
+    cards: dict[str, Device] = {}
+    for d in found:
+        cards.setdefault((d.bus_id or d.name).lower(), d)
+    named = {d.description for d in cards.values() if d.bus_id}
+    return [d for d in cards.values() if d.bus_id or d.description not in named]
+
+
+def choose_default(found: Sequence[Device], memory_free: Callable[[Device], int]) -> Device:
+    """Of these devices the discrete GPU with most free memory, else the CPU.
+
+    Software renderers, integrated GPUs and a card's second interface are never chosen.
+    """
+    cards = first_interfaces([d for d in found if d.kind == "gpu"])
+    return max(cards, key=memory_free) if cards else next(d for d in found if d.kind == "cpu")
 
 
 def discrete_gpus() -> list[Device]:
     """The discrete GPUs, each once, by the interface whose module comes first."""
-    cards: dict[str, Device] = {}
-    for d in devices():
-        if d.kind == "gpu":
-            cards.setdefault(d.bus_id or d.name, d)
-    return list(cards.values())
+    return first_interfaces([d for d in devices() if d.kind == "gpu"])
 
 
 def default_device() -> Device:
@@ -162,5 +208,4 @@ def default_device() -> Device:
 
     Software renderers, integrated GPUs and a card's second interface are never the default.
     """
-    cards = discrete_gpus()
-    return max(cards, key=lambda d: d.memory_free) if cards else device("cpu")
+    return choose_default(devices(), lambda d: d.memory_free)

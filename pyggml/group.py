@@ -8,7 +8,7 @@ call with the original reason and closes the group. A device may be listed more 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from .cut import cut_tensor
 from .device import Device
 from .dtypes import DType
 from .errors import ClosedError, ComputeError, DeviceError, ShapeError
-from .graph import Collective, Graph
-from .tensor import Tensor, as_numpy
+from .graph import Graph
+from .layout import Collective
+from .tensor import Tensor
 
 MAX_RANKS = 16
 
@@ -168,11 +169,6 @@ class Group:
         for backend in self.backends:
             backend.close()
 
-    def wait(self, n_left: int = 0) -> None:
-        """Wait until each rank has at most n_left posted steps to do."""
-        for rank in range(self.n_ranks):
-            lib.pg_group_wait(self.handle, rank, n_left)
-
     def fail(self, words: str, *, rank: int = -1) -> None:
         """Make every rank leave what it waits for; the run in flight ends with this reason."""
         lib.pg_group_fail(self.handle, lib.PG_FAULT_CLOSED, rank, words.encode())
@@ -219,27 +215,26 @@ class GroupGraph:
 
         Raises ComputeError with the first fault; the group is then closed.
         """
-        for graph in self.graphs:
-            graph.check_fresh()
+        self._check_feeds()
         lib.pg_runs_finish(self.group.handle, self._runs)
         self._check()
 
     def post(self) -> None:
-        """Begin a step behind those already posted; finish() waits for all of them.
-
-        The feeds must stay as they are until the step is done (see Group.wait).
-        """
-        for graph in self.graphs:
-            graph.check_fresh()
+        """Begin a step behind those already posted; finish() waits for all of them."""
+        self._check_feeds()
         lib.pg_runs_post(self.group.handle, self._runs)
 
     def finish(self) -> None:
-        """Wait for all posted steps of the group.
-
-        Raises ComputeError with the first fault; the group is then closed.
-        """
-        self.group.wait()
+        """Wait for all posted steps."""
+        for rank in range(self.group.n_ranks):
+            lib.pg_group_wait(self.group.handle, rank)
         self._check()
+
+    def _check_feeds(self) -> None:
+        """What one rank would refuse must not begin on the others."""
+        for graph in self.graphs:
+            if graph.n_nodes:
+                graph.check_feeds()
 
     def _check(self) -> None:
         if any(run.status for run in self._runs):

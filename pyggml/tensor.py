@@ -1,52 +1,84 @@
 """A tensor as Python sees it: numpy's order of dimensions, operators, data in and out.
 
-A Tensor never owns memory. Its owner is the Buffer or Graph that made it and must outlive it; a
-tensor of a closed owner raises ClosedError.
+A Tensor never owns memory. Its owner is the Buffer or Graph that made it, which it keeps alive; a tensor of a closed
+owner raises ClosedError.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._ffi import ffi, lib
-from .dtypes import DType, dequantize, dtype, quantize
+from .dtypes import DTYPES, DType, dequantize, dtype, quantize
 from .errors import ClosedError, ShapeError
 
 if TYPE_CHECKING:
-    from .graph import Graph
+    from .buffer import Buffer
+    from .definition import Definition
 
+MAX_ELEMENTS = 2**56  # ggml counts bytes in 64 bits; no type takes more than 8 an element
 
-class Owner(Protocol):
-    """What holds a tensor's memory."""
-
-    @property
-    def closed(self) -> bool: ...
+# Some types exist only within kernels, as the form that activations take there.
+_STORABLE = {
+    t.name for t in DTYPES if not t.is_quantized or lib.ggml_get_type_traits(t.id).to_float != ffi.NULL
+}
+# What ggml multiplies by.
+MATRIX_TYPES = {t.name for t in DTYPES if t.name in ("f32", "f16", "bf16") or t.is_quantized} & _STORABLE
 
 
 def ggml_ne(shape: Sequence[int]) -> list[int]:
-    """Turn a numpy shape into ggml's four lengths, innermost first."""
-    if not 1 <= len(shape) <= 4:
-        raise ShapeError(f"shape {tuple(shape)} has {len(shape)} dimensions; ggml takes 1 to 4")
-    if any(n < 0 for n in shape):
-        raise ShapeError(f"shape {tuple(shape)} has a negative length")
-    return [int(n) for n in reversed(shape)] + [1] * (4 - len(shape))
+    """Turn a numpy shape into ggml's four lengths, innermost first.
+
+    Raises ShapeError for a shape that ggml cannot hold.
+    """
+    try:
+        lengths = [operator.index(n) for n in shape]
+    except TypeError as error:
+        raise ShapeError(f"shape {shape!r} must be a sequence of 1 to 4 integers") from error
+    if not 1 <= len(lengths) <= 4:
+        raise ShapeError(f"shape {tuple(lengths)} has {len(lengths)} dimensions; ggml takes 1 to 4")
+    if min(lengths) < 1 or math.prod(lengths) > MAX_ELEMENTS:
+        raise ShapeError(
+            f"shape {tuple(lengths)}: lengths must be 1 or more, and at most 2^56 elements in all"
+        )
+    return [*reversed(lengths), *[1] * (4 - len(lengths))]
+
+
+def check_storable(name: str, shape: Sequence[int], kind: DType) -> None:
+    """Raise ShapeError when a tensor of this shape cannot have this type."""
+    if kind.name not in _STORABLE:
+        raise ShapeError(f"{name or 'tensor'}: {kind.name} is for activations within kernels; use q8_0")
+    if shape[-1] % kind.block_size:
+        raise ShapeError(
+            f"{name or 'tensor'}: rows of {shape[-1]} do not fit {kind.name}, whose blocks hold {kind.block_size}"
+        )
 
 
 class Tensor:
     """A node of a graph or a stretch of a buffer.
 
-    Shapes are in numpy order, outermost first. `x @ w.T` multiplies by a weight stored
-    [n_out, n_in]; `+ - * /`, slicing and `.T` read as in numpy.
+    Shapes are in numpy order, outermost first. `x @ w.T` multiplies by a weight stored [n_out, n_in]; `+ - * /`,
+    slicing and `.T` read as in numpy.
     """
 
-    __slots__ = ("_handle", "_owner", "graph", "ndim", "transposed_of")
+    __slots__ = ("_handle", "graph", "ndim", "owner", "transposed_of")
+    __array_ufunc__ = None  # numpy leaves `number * tensor` to the operators here
 
-    def __init__(self, handle: Any, ndim: int, owner: Owner, graph: Graph | None, transposed_of: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        ndim: int,
+        owner: Buffer | Definition,
+        graph: Definition | None,
+        transposed_of: Tensor | None = None,
+    ) -> None:
         self._handle = handle
-        self._owner = owner
+        self.owner = owner
         self.graph = graph
         self.ndim = ndim
         self.transposed_of = transposed_of
@@ -54,14 +86,11 @@ class Tensor:
     @property
     def handle(self) -> Any:
         """The C tensor; raises ClosedError when its owner was closed."""
-        if self._owner.closed:
-            raise ClosedError("the graph or buffer of this tensor is closed")
+        if self.owner.closed:
+            raise ClosedError(f"the {self.owner.description} that held this tensor is closed")
+        if self._handle is None:
+            raise ShapeError("this transposed matrix can only stand on the right of @")
         return self._handle
-
-    @property
-    def owner(self) -> Owner:
-        """The Buffer or Graph that holds the memory."""
-        return self._owner
 
     @property
     def name(self) -> str:
@@ -71,6 +100,9 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The lengths, outermost first."""
+        if self._handle is None and self.transposed_of is not None:
+            *outer, rows, columns = (1, *self.transposed_of.shape)[-max(2, self.ndim) :]
+            return (*outer, columns, rows)
         ne = self.handle.ne
         return tuple(int(ne[i]) for i in reversed(range(self.ndim)))
 
@@ -83,6 +115,8 @@ class Tensor:
     @property
     def dtype(self) -> DType:
         """The element type."""
+        if self._handle is None and self.transposed_of is not None:
+            return self.transposed_of.dtype
         return dtype(int(self.handle.type))
 
     @property
@@ -95,6 +129,19 @@ class Tensor:
         """Whether the elements lie without gaps in their order."""
         return bool(lib.ggml_is_contiguous(self.handle))
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the memory belongs to another tensor."""
+        return bool(self.handle.view_src != ffi.NULL)
+
+    def _memory(self, *, write: bool) -> Any:
+        """The C tensor, ready for a transfer of its bytes."""
+        handle = self.handle
+        self.owner.check_transfer(self, write=write)
+        if not self.is_contiguous:
+            raise ShapeError(f"{self.name or 'this tensor'} is not contiguous; use its .cont()")
+        return handle
+
     def set(self, data: Any, *, offset: int = 0) -> None:
         """Copy data to the device.
 
@@ -102,37 +149,45 @@ class Tensor:
         that is not this tensor's type is taken as raw bytes from `offset` on.
         Raises ShapeError when it does not fit.
         """
-        handle = self.handle
-        if handle.data == ffi.NULL:
-            raise ShapeError(f"{self.name or 'this tensor'} has no memory yet; build the graph first")
+        handle = self._memory(write=True)
         raw = host_bytes(data, self.dtype, self.shape, self.name)
-        if offset + raw.nbytes > self.n_bytes:
+        if offset < 0 or offset + raw.nbytes > self.n_bytes:
             raise ShapeError(f"{self.name}: {raw.nbytes} bytes at {offset} do not fit {self.n_bytes}")
-        lib.ggml_backend_tensor_set(handle, ffi.from_buffer(raw), offset, raw.nbytes)
+        if not self.owner.is_plain and raw.nbytes != self.n_bytes:
+            raise ShapeError(
+                f"{self.name}: this buffer type takes tensors whole, {self.n_bytes} bytes at once"
+            )
+        with self.owner.lock:
+            lib.ggml_backend_tensor_set(handle, ffi.from_buffer(raw), offset, raw.nbytes)
 
     def zero(self, *, start_row: int, n_rows: int) -> None:
         """Set rows of a contiguous matrix to zero bytes."""
+        handle = self._memory(write=True)
         row_bytes = self.strides[0]
-        end = (start_row + n_rows) * row_bytes
-        if self.ndim != 2 or not 0 <= start_row * row_bytes <= end <= self.n_bytes:
+        if self.ndim != 2 or not 0 <= start_row <= start_row + n_rows <= self.shape[0]:
             raise ShapeError(f"rows {start_row} to {start_row + n_rows} are outside of {self.shape}")
-        lib.ggml_backend_tensor_memset(self.handle, 0, start_row * row_bytes, n_rows * row_bytes)
+        if not self.owner.is_plain:
+            raise ShapeError(f"{self.name}: this buffer type takes tensors whole")
+        with self.owner.lock:
+            lib.ggml_backend_tensor_memset(handle, 0, start_row * row_bytes, n_rows * row_bytes)
 
     def numpy(self) -> np.ndarray:
-        """Copy from the device: float32 for float and quantised types, the same type for integers."""
-        handle = self.handle
-        if handle.data == ffi.NULL:
-            raise ShapeError(f"{self.name or 'this tensor'} has no memory yet; build and run the graph first")
-        if not self.is_contiguous:
-            raise ShapeError(f"{self.name or 'this tensor'} is not contiguous; read its .cont()")
+        """Copy from the device: float32 for float and quantised types, the same type for integers.
+
+        Raises ShapeError for a node of a graph that is not an output: its memory is used again.
+        """
+        handle = self._memory(write=False)
         raw = np.empty(self.n_bytes, np.uint8)
-        lib.ggml_backend_tensor_get(handle, ffi.from_buffer(raw), 0, raw.nbytes)
+        with self.owner.lock:
+            lib.ggml_backend_tensor_get(handle, ffi.from_buffer(raw), 0, raw.nbytes)
         return as_numpy(raw, self.dtype, self.shape)
 
     def __matmul__(self, other: Tensor) -> Tensor:
+        if not isinstance(other, Tensor):
+            return NotImplemented
         if other.transposed_of is not None:
-            return ops.mul_mat(other.transposed_of, self)
-        return ops.mul_mat(ops.cont(other.T), self)
+            return products.mul_mat(other.transposed_of, self)
+        return products.mul_mat(shapes.cont(other.T), self)
 
     def __add__(self, other: Tensor | float) -> Tensor:
         return ops.add(self, other)
@@ -140,66 +195,94 @@ class Tensor:
     __radd__ = __add__
 
     def __sub__(self, other: Tensor | float) -> Tensor:
-        return ops.add(self, -other) if isinstance(other, (int, float)) else ops.sub(self, other)
+        return ops.sub(self, other)
 
     def __rsub__(self, other: float) -> Tensor:
         return ops.add(ops.neg(self), other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        return ops.scale(self, other) if isinstance(other, (int, float)) else ops.mul(self, other)
+        return ops.mul(self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Tensor | float) -> Tensor:
-        return ops.scale(self, 1.0 / other) if isinstance(other, (int, float)) else ops.div(self, other)
+        return ops.div(self, other)
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return ops.quotient(other, self)
 
     def __neg__(self) -> Tensor:
         return ops.neg(self)
 
     def __getitem__(self, index: Any) -> Tensor:
-        return ops.slice_view(self, index)
+        return shapes.slice_view(self, index)
+
+    def __iter__(self) -> Any:
+        raise TypeError("a Tensor is not iterated over; slice it")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Tensor has no value while the graph is built; compare with None by `is`")
 
     @property
     def T(self) -> Tensor:
         """This tensor with its last two dimensions swapped, without a copy."""
-        axes = list(range(max(self.ndim, 2)))
+        if self.transposed_of is not None:
+            return self.transposed_of
+        ndim = max(self.ndim, 2)
+        if self.dtype.block_size > 1 or self.graph is None:
+            return Tensor(None, ndim, self.owner, self.graph, self)
+        axes = list(range(ndim))
         axes[-1], axes[-2] = axes[-2], axes[-1]
-        swapped = ops.permute(self, axes)
+        swapped = shapes.permute(self, axes)
         swapped.transposed_of = self
         return swapped
 
     def reshape(self, *shape: int) -> Tensor:
         """This tensor's elements in another shape; it must be contiguous."""
-        return ops.reshape(self, shape)
+        return shapes.reshape(self, shape)
 
     def permute(self, *axes: int) -> Tensor:
         """The dimensions in another order, as numpy's transpose(axes), without a copy."""
-        return ops.permute(self, axes)
+        return shapes.permute(self, axes)
 
     def cont(self) -> Tensor:
         """A contiguous copy."""
-        return ops.cont(self)
+        return shapes.cont(self)
 
     def cast(self, kind: str | DType) -> Tensor:
         """A copy in another type."""
-        return ops.cast(self, kind)
+        return shapes.cast(self, kind)
 
     def __repr__(self) -> str:
-        if self._owner.closed:
+        if self.owner.closed:
             return "Tensor(closed)"
+        if self._handle is None:
+            return f"Tensor({self.shape}, {self.dtype.name}, transposed)"
         return f"Tensor({self.name!r}, {self.shape}, {self.dtype.name})"
 
 
 def host_bytes(data: Any, kind: DType, shape: Sequence[int], name: str = "") -> np.ndarray:
-    """Turn host data into the bytes of a tensor of this type and shape."""
+    """Turn host data into the bytes of a tensor of this type and shape.
+
+    Raises ShapeError when shape or type do not fit.
+    """
     array = np.ascontiguousarray(data)
-    if array.dtype == np.uint8 and kind.numpy != np.uint8 and array.ndim <= 1:
+    if array.dtype == np.uint8 and array.ndim <= 1:
         return array.reshape(-1)
-    if tuple(array.shape) != tuple(shape):
-        raise ShapeError(f"{name or 'tensor'} has shape {tuple(shape)}; the data has {array.shape}")
-    if kind.numpy is not None:
-        return np.ascontiguousarray(array, kind.numpy).reshape(-1).view(np.uint8)
-    return quantize(np.ascontiguousarray(array, np.float32), kind)
+    if np.shape(data) != tuple(shape):
+        raise ShapeError(f"{name or 'tensor'} has shape {tuple(shape)}; the data has {np.shape(data)}")
+    if array.dtype.kind not in "fiub":
+        raise ShapeError(f"{name or 'tensor'} takes numbers; the data is {array.dtype}")
+    if kind.numpy is not None and not np.can_cast(array.dtype, kind.numpy, "same_kind"):
+        return _exact_integers(array, kind.numpy, name)
+    return quantize(array, kind)
+
+
+def _exact_integers(array: np.ndarray, kind: np.dtype[Any], name: str) -> np.ndarray:
+    limits = np.iinfo(kind)
+    if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
+        raise ShapeError(f"{name or 'tensor'} is {kind}; the {array.dtype} data does not fit it")
+    return np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8)
 
 
 def as_numpy(raw: np.ndarray, kind: DType, shape: Sequence[int]) -> np.ndarray:
@@ -210,4 +293,4 @@ def as_numpy(raw: np.ndarray, kind: DType, shape: Sequence[int]) -> np.ndarray:
     return dequantize(raw, kind, tuple(shape))
 
 
-from . import ops  # noqa: E402  (ops needs Tensor, Tensor's operators need ops)
+from . import ops, products, shapes  # noqa: E402  (operations need Tensor, Tensor's operators need them)

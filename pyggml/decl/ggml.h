@@ -7,6 +7,9 @@ struct ggml_backend_buffer;
 
 enum ggml_type { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F64, GGML_TYPE_I8, GGML_TYPE_I16,
                  GGML_TYPE_I32, GGML_TYPE_I64, GGML_TYPE_COUNT, ... };
+enum ggml_op { GGML_OP_NONE, GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_CONT, GGML_OP_CONCAT, GGML_OP_REPEAT,
+               GGML_OP_GET_ROWS, GGML_OP_ARGMAX, GGML_OP_ARGSORT, ... };
+enum ggml_tensor_flag { GGML_TENSOR_FLAG_OUTPUT, ... };
 enum ggml_prec { GGML_PREC_UNDEFINED, GGML_PREC_F32, ... };
 enum ggml_op_hint { GGML_HINT_NONE, GGML_HINT_SRC0_IS_HADAMARD };
 enum ggml_status { GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, GGML_STATUS_ABORTED };
@@ -21,6 +24,9 @@ struct ggml_tensor {
     struct ggml_backend_buffer *buffer;
     int64_t ne[4];
     size_t nb[4];
+    enum ggml_op op;
+    int32_t flags;
+    struct ggml_tensor *src[...];
     struct ggml_tensor *view_src;
     size_t view_offs;
     void *data;
@@ -89,7 +95,7 @@ struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a
 void ggml_mul_mat_set_hint(struct ggml_tensor *t, enum ggml_op_hint hint);
 bool ggml_prec_set_acc(struct ggml_tensor *t, enum ggml_prec prec);
 struct ggml_tensor *ggml_mul_mat_id(struct ggml_context *ctx, struct ggml_tensor *as, struct ggml_tensor *b, struct ggml_tensor *ids);
-struct ggml_tensor *ggml_scale(struct ggml_context *ctx, struct ggml_tensor *a, float s);
+struct ggml_tensor *ggml_scale_bias(struct ggml_context *ctx, struct ggml_tensor *a, float s, float b);
 struct ggml_tensor *ggml_clamp(struct ggml_context *ctx, struct ggml_tensor *a, float min, float max);
 struct ggml_tensor *ggml_cpy(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_cast(struct ggml_context *ctx, struct ggml_tensor *a, enum ggml_type type);

@@ -1,6 +1,7 @@
 /* pyggml/native: one graph laid out and run on one backend. */
 typedef struct pg_plan pg_plan;
-typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t size; } pg_transfer;
+typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t size; int64_t n_rows; } pg_transfer;
+#define PG_STATUS_BAD_ROW ...
 
 typedef struct pg_group pg_group;
 typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
@@ -15,7 +16,7 @@ void pg_group_fail(pg_group *group, int fault, int rank, const char *text);
 int pg_group_fault(const pg_group *group, int *rank, char *text, size_t size);
 int64_t pg_group_n_reduces(const pg_group *group, int rank);
 void pg_group_serve(pg_group *group, int rank);
-void pg_group_wait(pg_group *group, int rank, int n_left);
+void pg_group_wait(pg_group *group, int rank);
 void pg_group_close(pg_group *group);
 
 void pg_log_install(int min_level);
@@ -31,8 +32,10 @@ bool pg_plan_reserve(pg_plan *plan, ggml_gallocr_t galloc);
 bool pg_plan_layout(pg_plan *plan, ggml_gallocr_t galloc);
 void pg_plan_free(pg_plan *plan);
 int pg_plan_n_nodes(const pg_plan *plan);
-enum ggml_status pg_plan_start(pg_plan *plan, const pg_transfer *inputs, int n_inputs);
-enum ggml_status pg_plan_run(pg_plan *plan, const pg_transfer *inputs, int n_inputs, const pg_transfer *outputs, int n_outputs);
+int pg_plan_start(pg_plan *plan, const pg_transfer *inputs, int n_inputs);
+int pg_plan_start_interruptible(pg_plan *plan, const pg_transfer *inputs, int n_inputs);
+int pg_plan_run(pg_plan *plan, const pg_transfer *inputs, int n_inputs, const pg_transfer *outputs, int n_outputs);
+int pg_first_bad_row(const pg_transfer *transfers, int n, int64_t *value);
 void pg_plan_read(pg_plan *plan, const pg_transfer *outputs, int n_outputs);
 int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t *ne, bool experts,
                           const ggml_backend_buffer_type_t *candidates, int n);

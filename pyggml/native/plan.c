@@ -8,6 +8,8 @@
 
 #include "plan.h"
 
+#include "interrupt.h"
+
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
@@ -211,7 +213,35 @@ static enum ggml_status compute(pg_plan * plan, struct ggml_cgraph * segment) {
     return ggml_backend_graph_compute_async(plan->backend, segment);
 }
 
-enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+static bool is_bad_row(const pg_transfer * t, int64_t * value) {
+    if (t->n_rows <= 0) {
+        return false;
+    }
+    const bool is_wide = t->tensor->type == GGML_TYPE_I64;
+    const int64_t n = t->size / (is_wide ? sizeof(int64_t) : sizeof(int32_t));
+    for (int64_t i = 0; i < n; i++) {
+        *value = is_wide ? ((const int64_t *) t->data)[i] : ((const int32_t *) t->data)[i];
+        if (*value < 0 || *value >= t->n_rows) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value) {
+    for (int i = 0; i < n; i++) {
+        if (is_bad_row(&transfers[i], value)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+    int64_t value;
+    if (pg_first_bad_row(inputs, n_inputs, &value) >= 0) {
+        return PG_STATUS_BAD_ROW;
+    }
     for (int i = 0; i < n_inputs; i++) {
         ggml_backend_tensor_set_async(plan->backend, inputs[i].tensor, inputs[i].data, inputs[i].offset, inputs[i].size);
     }
@@ -227,11 +257,18 @@ enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n
             const pg_step * s = &plan->steps[i];
             const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
             if (fault) {
-                return (enum ggml_status) (100 + fault);
+                return 100 + fault;
             }
         }
     }
     return GGML_STATUS_SUCCESS;
+}
+
+int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+    pg_interrupt_begin(plan->backend);
+    const int status = pg_plan_start(plan, inputs, n_inputs);
+    pg_interrupt_end(plan->backend);
+    return status;
 }
 
 void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs) {
@@ -241,9 +278,8 @@ void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs) {
     ggml_backend_synchronize(plan->backend);
 }
 
-enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
-                             const pg_transfer * outputs, int n_outputs) {
-    enum ggml_status status = pg_plan_start(plan, inputs, n_inputs);
+int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const pg_transfer * outputs, int n_outputs) {
+    const int status = pg_plan_start(plan, inputs, n_inputs);
     if (status == GGML_STATUS_SUCCESS) {
         pg_plan_read(plan, outputs, n_outputs);
     }
@@ -277,7 +313,7 @@ void pg_runs_finish(pg_group * group, pg_run * runs) {
     pg_runs_post(group, runs);
     for (int i = 0; i < pg_group_n_ranks(group); i++) {
         if (runs[i].plan) {
-            pg_group_wait(group, i, 0);
+            pg_group_wait(group, i);
         }
     }
 }

@@ -12,13 +12,18 @@ extern "C" {
 
 typedef struct pg_plan pg_plan;
 
-// `size` bytes between host `data` and `tensor` at `offset`.
+// `size` bytes between host `data` and `tensor` at `offset`. With n_rows > 0 the tensor's integers choose rows of a
+// table that has so many: a run with another number in it is refused, since a device would read or write elsewhere.
 typedef struct {
     struct ggml_tensor * tensor;
     void * data;
     size_t offset;
     size_t size;
+    int64_t n_rows;
 } pg_transfer;
+
+// What the functions below return beside ggml's own states.
+#define PG_STATUS_BAD_ROW 2
 
 // Where a graph is cut: after node `end_node - 1` the rank takes part in a collective.
 typedef struct {
@@ -64,12 +69,16 @@ void pg_plan_free(pg_plan * plan);
 int pg_plan_n_nodes(const pg_plan * plan);
 
 // start: inputs and compute, returns at once where the backend can; read: waits, then copies out.
-enum ggml_status pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
+// Interruptible: SIGINT ends it with GGML_STATUS_ABORTED where the backend can stop; main thread only.
+int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
+int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
 void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs);
-enum ggml_status pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs,
-                             const pg_transfer * outputs, int n_outputs);
+int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const pg_transfer * outputs, int n_outputs);
 
-// Posts each rank's part to its thread; pg_group_wait(group, rank, 0) waits. Parts without a plan are skipped.
+// The first transfer with a number that is no row, and the number; -1 if all are.
+int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value);
+
+// Posts each rank's part to its thread; pg_group_wait(group, rank) waits. Parts without a plan are skipped.
 void pg_runs_post(pg_group * group, pg_run * runs);
 void pg_runs_finish(pg_group * group, pg_run * runs);
 

@@ -1,0 +1,177 @@
+"""A graph laid out in memory: the native plan, and what a run of it sends and reads.
+
+Belongs to one graph, which holds its backend's lock around every call here and says when none is allowed any more.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._ffi import ffi, last_native_error, lib
+from .allocator import Allocator
+from .backend import Backend
+from .dtypes import DType
+from .errors import AllocationError, ComputeError, ShapeError
+from .tensor import Tensor
+from .transfer import Transfers
+
+_SUCCESS = lib.GGML_STATUS_SUCCESS
+
+
+class Input(NamedTuple):
+    """A tensor that each run sets, its host array, and the rows that its numbers choose from (0: they choose none)."""
+
+    handle: Any
+    feed: np.ndarray
+    n_rows: int
+
+
+class Output(NamedTuple):
+    """A node that is read back, and the host memory that it is read into."""
+
+    handle: Any
+    dtype: DType
+    shape: tuple[int, ...]
+    raw: np.ndarray
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A cut of a rank's graph: after its first `end_node` nodes all ranks take part in `op`."""
+
+    end_node: int
+    op: int
+    tensor: Tensor
+    other: Tensor | None = None
+    peer: int = 0
+
+
+def _steps(collectives: Sequence[Collective]) -> Any:
+    steps = ffi.new("pg_step[]", max(1, len(collectives)))
+    for step, c in zip(steps, collectives):
+        step.end_node, step.op, step.peer = c.end_node, c.op, c.peer
+        step.tensor = c.tensor.handle
+        step.other = ffi.NULL if c.other is None else c.other.handle
+    return steps
+
+
+def new_plan(backend: Backend, graph: Any, collectives: Sequence[Collective] = ()) -> Any:
+    """The native plan of a C graph; every node of it is checked with the device.
+
+    Raises ComputeError naming the operation that the device lacks.
+    """
+    if not lib.ggml_graph_n_nodes(graph):
+        raise ShapeError("the graph computes nothing; name an output")
+    at = ffi.new("int *")
+    plan = lib.pg_plan_new(backend.handle, graph, _steps(collectives), len(collectives), at)
+    if plan != ffi.NULL:
+        return plan
+    if at[0] < 0:
+        raise AllocationError("no host memory for a plan")
+    node = lib.ggml_graph_node(graph, at[0])
+    raise ComputeError(
+        f"{backend.device.name} cannot compute {ffi.string(lib.ggml_op_desc(node)).decode()} "
+        f"{ffi.string(node.name).decode('utf-8', 'replace')!r} "
+        f"with result {[int(n) for n in node.ne]} (innermost first)"
+    )
+
+
+def measure(
+    backend: Backend, allocator: Allocator, graph: Any, collectives: Sequence[Collective] = ()
+) -> None:
+    """Size the allocator for a C graph without placing it there."""
+    plan = new_plan(backend, graph, collectives)
+    try:
+        allocator.place(plan, measure_only=True)
+    finally:
+        lib.pg_plan_free(plan)
+
+
+class Layout:
+    """A C graph with its memory. Raises ComputeError, AllocationError."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        allocator: Allocator,
+        graph: Any,
+        inputs: Mapping[str, Input],
+        outputs: Sequence[Output],
+        collectives: Sequence[Collective] = (),
+    ) -> None:
+        self._plan = new_plan(backend, graph, collectives)
+        try:
+            allocator.place(self._plan)
+        except BaseException:
+            self.free()
+            raise
+        self._allocator = allocator
+        self._generation = allocator.generation
+        # Inputs that nothing reads get no memory.
+        self._fed = {n: i for n, i in inputs.items() if i.handle.data != ffi.NULL}
+        self._in = Transfers([(i.handle, i.feed, i.n_rows) for i in self._fed.values()])
+        self._out = Transfers([(o.handle, o.raw, 0) for o in outputs])
+
+    def free(self) -> None:
+        """Free the plan; the memory is the allocator's."""
+        lib.pg_plan_free(self._plan)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the allocator's memory moved since."""
+        return self._generation != self._allocator.generation
+
+    def check_ready(self) -> None:
+        """Raise ComputeError unless a run may begin."""
+        if self._generation != self._allocator.generation:
+            raise ComputeError(
+                "the memory of this graph moved when a larger graph was laid out; build it anew"
+            )
+        if self._allocator.in_flight is not None:
+            raise ComputeError("a run in this memory was started and not waited for; call its wait() first")
+
+    def run(self) -> int:
+        """Send the inputs, compute, read the outputs; returns ggml's status."""
+        return int(lib.pg_plan_run(self._plan, self._in.native, self._in.n, self._out.native, self._out.n))
+
+    def start(self) -> int:
+        """Send the inputs and begin to compute; returns ggml's status."""
+        start = lib.pg_plan_start_interruptible if _ctrl_c_raises() else lib.pg_plan_start
+        return int(start(self._plan, self._in.native, self._in.n))
+
+    def read(self) -> None:
+        """Wait, and read the outputs."""
+        lib.pg_plan_read(self._plan, self._out.native, self._out.n)
+
+    def join(self, group: Any, rank: int, run: Any) -> None:
+        """Make this one rank's of a native group, and describe its part in the C struct `run`."""
+        lib.pg_plan_join(self._plan, group, rank)
+        run.plan, run.inputs, run.outputs = self._plan, self._in.native, self._out.native
+        run.n_inputs, run.n_outputs = self._in.n, self._out.n
+
+    def check_rows(self) -> None:
+        """Raise ShapeError for a number in an input that is no row of its table."""
+        at, value = self._in.first_bad_row()
+        if at >= 0:
+            name, bad = list(self._fed.items())[at]
+            raise ShapeError(f"input {name!r} holds {value}; the rows are 0 to {bad.n_rows - 1}")
+
+    def check(self, status: int) -> None:
+        """Raise the error that a status stands for."""
+        if status == _SUCCESS:
+            return
+        self.check_rows()
+        words = ffi.string(lib.ggml_status_to_string(status)).decode()
+        raise ComputeError(f"the graph failed: {words} {last_native_error()}".rstrip())
+
+
+def _ctrl_c_raises() -> bool:
+    """Whether an interrupt now would raise KeyboardInterrupt in this thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
