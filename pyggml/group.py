@@ -169,6 +169,11 @@ class Group:
         for backend in self.backends:
             backend.close()
 
+    def wait(self, n_left: int = 0) -> None:
+        """Wait until each rank has at most n_left posted steps to do."""
+        for rank in range(self.n_ranks):
+            lib.pg_group_wait(self.handle, rank, n_left)
+
     def fail(self, words: str, *, rank: int = -1) -> None:
         """Make every rank leave what it waits for; the run in flight ends with this reason."""
         lib.pg_group_fail(self.handle, lib.PG_FAULT_CLOSED, rank, words.encode())
@@ -220,14 +225,19 @@ class GroupGraph:
         self._check()
 
     def post(self) -> None:
-        """Begin a step behind those already posted; finish() waits for all of them."""
+        """Begin a step behind those already posted; finish() waits for all of them.
+
+        The feeds must stay as they are until the step is done (see Group.wait).
+        """
         self._check_feeds()
         lib.pg_runs_post(self.group.handle, self._runs)
 
     def finish(self) -> None:
-        """Wait for all posted steps."""
-        for rank in range(self.group.n_ranks):
-            lib.pg_group_wait(self.group.handle, rank)
+        """Wait for all posted steps of the group.
+
+        Raises ComputeError with the first fault; the group is then closed.
+        """
+        self.group.wait()
         self._check()
 
     def _check_feeds(self) -> None:

@@ -16,7 +16,7 @@ void pg_group_fail(pg_group *group, int fault, int rank, const char *text);
 int pg_group_fault(const pg_group *group, int *rank, char *text, size_t size);
 int64_t pg_group_n_reduces(const pg_group *group, int rank);
 void pg_group_serve(pg_group *group, int rank);
-void pg_group_wait(pg_group *group, int rank);
+void pg_group_wait(pg_group *group, int rank, int n_left);
 void pg_group_close(pg_group *group);
 
 void pg_log_install(int min_level);

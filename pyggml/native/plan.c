@@ -313,7 +313,7 @@ void pg_runs_finish(pg_group * group, pg_run * runs) {
     pg_runs_post(group, runs);
     for (int i = 0; i < pg_group_n_ranks(group); i++) {
         if (runs[i].plan) {
-            pg_group_wait(group, i);
+            pg_group_wait(group, i, 0);
         }
     }
 }

@@ -78,7 +78,7 @@ int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const 
 // The first transfer with a number that is no row, and the number; -1 if all are.
 int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value);
 
-// Posts each rank's part to its thread; pg_group_wait(group, rank) waits. Parts without a plan are skipped.
+// Posts each rank's part to its thread; pg_group_wait(group, rank, 0) waits. Parts without a plan are skipped.
 void pg_runs_post(pg_group * group, pg_run * runs);
 void pg_runs_finish(pg_group * group, pg_run * runs);
 
