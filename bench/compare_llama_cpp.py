@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bandwidth import read_bandwidth
+
 from pyggml import default_threads
 from pyggml.engine import Model
 
@@ -51,8 +52,8 @@ def theirs(path: Path, args: argparse.Namespace) -> dict[str, float]:
 def ours(path: Path, args: argparse.Namespace) -> dict[str, float]:
     """One round of pyggml bench: tokens a second, and Python's share of a decode step."""
     command = [
-        sys.executable, "-m", "pyggml.engine.cli", "bench", str(path), "-p", str(args.p), "-n", str(args.n), "--repeat", "1",
-        "--parallel", "1", "--threads", str(args.threads), "--device", args.device, "--json",
+        sys.executable, "-m", "pyggml.engine.cli", "bench", str(path), "-p", str(args.p), "-n", str(args.n),
+        "--repeat", "1", "--parallel", "1", "--threads", str(args.threads), "--device", args.device, "--json",
     ]  # fmt: skip
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
@@ -96,13 +97,16 @@ def main() -> None:
     args = parser.parse_args()
     bandwidth = read_bandwidth(args.threads)
     results = [compare(name, args, bandwidth) for name in args.models or ["smollm2", "gemma3"]]
-    print(f"{'model':36} {'phase':8} {'ours':>9} {'llama.cpp':>9} {'ratio':>6} {'ceiling':>8}  tok/s, {args.threads} threads")
+    print(f"tokens a second with {args.threads} threads on {args.device}")
+    print(f"{'model':36} {'phase':8} {'ours':>9} {'llama.cpp':>9} {'ratio':>6} {'ceiling':>8}")
     for r in results:
         for phase in ("prefill", "decode"):
             f = r[phase]
             assert isinstance(f, dict)
             ceiling = f"{r['decode_ceiling']:8.0f}" if phase == "decode" else " " * 8
-            print(f"{r['model']:36} {phase:8} {f['ours']:9.1f} {f['theirs']:9.1f} {f['ratio']:6.2f} {ceiling}")
+            print(
+                f"{r['model']:36} {phase:8} {f['ours']:9.1f} {f['theirs']:9.1f} {f['ratio']:6.2f} {ceiling}"
+            )
         print(f"{'':36} Python's share of a decode step: {100 * float(str(r['python_share'])):.1f} %")
     print(json.dumps({"bandwidth": bandwidth, "threads": args.threads, "results": results}))
 

@@ -36,7 +36,8 @@ llm = LLM(sys.argv[1], device=sys.argv[2], ctx=512, parallel=1)
 seconds = time.perf_counter() - start
 done.set(); watcher.join()
 on_cpu = sum(p.weights_bytes for p in llm.plan if p.device == "cpu")
-print(json.dumps({"load_s": seconds, "anon_bytes": max(peak[0], anon()) - before - on_cpu, "weights_bytes": llm.model.n_bytes}))
+grown = max(peak[0], anon()) - before - on_cpu
+print(json.dumps({"load_s": seconds, "anon_bytes": grown, "weights_bytes": llm.model.n_bytes}))
 llm.close()
 """
 
@@ -52,7 +53,9 @@ print(json.dumps({"vocabulary": model.tokenizer.n_vocab, "seconds": time.perf_co
 
 def child(code: str, *arguments: str) -> dict[str, float]:
     """Run code in a process of its own and read the JSON line that it prints."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -72,10 +75,14 @@ def main() -> None:
             path = f"{folder}/synthetic.gguf"
             start = time.perf_counter()
             write("llama-1b", "q8_0", path, n_layer=22)
-            print(f"wrote {Path(path).stat().st_size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+            print(
+                f"wrote {Path(path).stat().st_size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s",
+                file=sys.stderr,
+            )
         result = child(LOADING, path, args.device)
     rate = result["weights_bytes"] / result["load_s"] / 1e9
-    print(f"load            {result['load_s']:8.2f} s   {result['weights_bytes'] / 1e9:.2f} GB of weights, {rate:.1f} GB/s")
+    size = result["weights_bytes"] / 1e9
+    print(f"load            {result['load_s']:8.2f} s   {size:.2f} GB of weights, {rate:.1f} GB/s")
     print(f"anonymous peak  {result['anon_bytes'] / 2**20:8.0f} MiB beyond the weights")
     if args.vocabulary:
         words = child(VOCABULARY, args.vocabulary)

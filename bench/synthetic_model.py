@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
 from pyggml import GGUF, DType, GGUFWriter, dtype, quantize
 
 _TILE_ROWS = 64
@@ -118,7 +119,9 @@ class Tiles:
         return np.resize(tile, n_bytes)
 
 
-def write(shape: str, kind: str, out: str, *, n_layer: int | None = None, vocab_from: str | None = None) -> None:
+def write(
+    shape: str, kind: str, out: str, *, n_layer: int | None = None, vocab_from: str | None = None
+) -> None:
     """Write the file."""
     s = SHAPES[shape]
     if n_layer:
@@ -126,7 +129,9 @@ def write(shape: str, kind: str, out: str, *, n_layer: int | None = None, vocab_
     matrix = dtype(kind)
     big = dtype("q6_k") if kind in ("q4_k", "q4_0", "mxfp4") else matrix
     tiles = Tiles()
-    with GGUFWriter(out, metadata(s, f"synthetic {shape} {kind}") | vocabulary(vocab_from, s.n_vocab)) as writer:
+    with GGUFWriter(
+        out, metadata(s, f"synthetic {shape} {kind}") | vocabulary(vocab_from, s.n_vocab)
+    ) as writer:
         for name, dims, role in tensors(s):
             if role == "norm":
                 writer.add_tensor(name, np.ones(dims, np.float32))

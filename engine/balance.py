@@ -136,8 +136,8 @@ def spans_of(counts: Sequence[int]) -> tuple[Span, ...]:
 
 def deal_spans(n_items: int, unit: int, shares: Sequence[float]) -> tuple[Span, ...]:
     """Contiguous runs of whole units by share; what is left at the end goes with the last unit."""
-    bounds = [min(n_items, bound * unit) for span in spans_of(deal(-(-n_items // unit), shares)) for bound in span]
-    return tuple(zip(bounds[::2], bounds[1::2]))
+    spans = spans_of(deal(-(-n_items // unit), shares))
+    return tuple((min(n_items, start * unit), min(n_items, stop * unit)) for start, stop in spans)
 
 
 def best_cuts(n_items: int, n_parts: int, cost: Cost, floor: Cost, tie: Tie, *, min_items: int = 0) -> tuple[Span, ...]:

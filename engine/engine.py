@@ -76,7 +76,9 @@ class Engine:
     def _post(self, message: Callable[[], None]) -> None:
         with self._wake:
             if self._is_closing:
-                raise EngineError(f"the engine failed: {self._fault}" if self._fault else "the engine is closed")
+                raise EngineError(
+                    f"the engine failed: {self._fault}" if self._fault else "the engine is closed"
+                )
             self._inbox.append(message)
             self._wake.notify()
 
@@ -130,7 +132,9 @@ class Engine:
             failure.__cause__ = error if failure is not error else None
             self._end(row.request, FinishReason.ERROR, failure, keep=False)
 
-    def _end(self, request: Request, reason: FinishReason, error: Exception | None = None, keep: bool = True) -> None:
+    def _end(
+        self, request: Request, reason: FinishReason, error: Exception | None = None, keep: bool = True
+    ) -> None:
         self.scheduler.release(request, keep=keep)
         request.finish(reason, error=error)
 

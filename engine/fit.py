@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .demand import CacheFacts, Demand, ModelFacts
 from .errors import ConfigError
 from .kv_cache import WINDOW, round_up
-from .placement import MIN_CTX
+from .placement import MIN_CTX, Placement, Placements
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,27 @@ def fit(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: 
         n_bytes = demand.weights_bytes + demand.compute_bytes + demand.cache_bytes(model.hp, cache, n_ctx)
         needed[demand.device.name] = needed.get(demand.device.name, 0) + n_bytes
     return Fit(n_ctx, needed, {demand.device.name: demand.device.free_bytes for demand in demands})
+
+
+def placements(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: int) -> Placements:
+    """What would lie where, before anything is allocated."""
+    return Placements(
+        Placement(
+            device=demand.device.name,
+            description=demand.device.description,
+            n_ctx=n_ctx,
+            n_slots=cache.n_slots,
+            weights_bytes=demand.weights_bytes,
+            mapped_bytes=0,
+            cache_bytes=demand.cache_bytes(model.hp, cache, n_ctx),
+            compute_bytes=demand.compute_bytes,
+            replicated_bytes=demand.whole_bytes if demand.cut_bytes else 0,
+            layers=demand.layers,
+            heads=demand.heads,
+            n_head_kv=demand.n_head_kv,
+        )
+        for demand in demands
+    )
 
 
 def largest_ctx(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, *, part: float = 1.0) -> int:

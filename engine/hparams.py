@@ -87,7 +87,9 @@ class Keys:
         if isinstance(value, (list, tuple, np.ndarray)):
             values = set(np.asarray(value).tolist())
             if len(values) != 1:
-                raise UnsupportedValue(f"{self.arch}.{key} differs from layer to layer ({sorted(values)}); one value is supported")
+                raise UnsupportedValue(
+                    f"{self.arch}.{key} differs from layer to layer ({sorted(values)}); one value is supported"
+                )
             value = values.pop()
         return value
 
@@ -102,7 +104,9 @@ def rope_from(keys: Keys, head_dim: int, *, neox: bool) -> Rope:
     """Read RoPE and its scaling (none, linear, yarn)."""
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedValue(f"{keys.arch}.rope.scaling.type = {kind!r}; none, linear and yarn are supported")
+        raise UnsupportedValue(
+            f"{keys.arch}.rope.scaling.type = {kind!r}; none, linear and yarn are supported"
+        )
     factor = float(keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0)) or 1.0)
     factor = 1.0 if kind == "none" else factor
     ext_factor = float(keys.get("rope.scaling.yarn_ext_factor", 1.0 if kind == "yarn" else 0.0))

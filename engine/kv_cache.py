@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 import pyggml as gg
 
 from .errors import ConfigError
@@ -28,7 +29,13 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def cache_specs(
-    hp: HParams, layers: Sequence[int], n_slots: int, n_ctx: int, type_k: str, type_v: str, n_head_kv: int | None = None
+    hp: HParams,
+    layers: Sequence[int],
+    n_slots: int,
+    n_ctx: int,
+    type_k: str,
+    type_v: str,
+    n_head_kv: int | None = None,
 ) -> dict[str, tuple[tuple[int, int], str]]:
     """Shapes and types of the tables, for allocation and for planning.
 
@@ -41,7 +48,9 @@ def cache_specs(
             raise ConfigError(f"cache type {kind!r}; {', '.join(CACHE_TYPES)} are supported")
         block = gg.dtype(kind).block_size
         if head_dim % block:
-            raise ConfigError(f"cache type {kind} has blocks of {block}, which do not divide heads of {head_dim}; use f16")
+            raise ConfigError(
+                f"cache type {kind} has blocks of {block}, which do not divide heads of {head_dim}; use f16"
+            )
         rows = n_slots * round_up(n_ctx, WINDOW) + 1
         specs |= {f"{part}.{i}": ((rows, heads * head_dim), kind) for i in layers}
     return specs

@@ -71,8 +71,9 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         options = LoadOptions(
-            device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split, expert_split=expert_split,
-            ctx=ctx, parallel=parallel, batch=batch, threads=threads, cache_type_k=cache_type_k, cache_type_v=cache_type_v,
+            device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split,
+            expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
+            cache_type_k=cache_type_k, cache_type_v=cache_type_v,
         )  # fmt: skip
         self._is_closed = False
         self._loaded: LoadedModel | None = None
@@ -93,7 +94,9 @@ class LLM:
     def _template(self, source: str) -> ChatTemplate | None:
         template = ChatTemplate.from_gguf({"tokenizer.chat_template": source}, self.model.tokenizer)
         if template is not None and template.syntax_error is not None:
-            raise TemplateError(f"the chat template that was given has a syntax error: {template.syntax_error}")
+            raise TemplateError(
+                f"the chat template that was given has a syntax error: {template.syntax_error}"
+            )
         return template
 
     @property
@@ -144,22 +147,28 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids that the template makes of a conversation; text of the messages never becomes a special token."""
+        """The token ids of a rendered conversation; what messages say never becomes a special token."""
         chat_template = self._given_template or self.model.chat_template
         if chat_template is None:
             raise TemplateError(f"{self.model.path} has no chat template (a base model); use generate()")
         prompt = chat_template.render(messages, tools=tools, **(template or {}))
         tokenizer = self.model.tokenizer
-        ids = tokenizer.encode_segments([(s.text, s.parse_special) for s in prompt.segments], add_special=True)
+        ids = tokenizer.encode_segments(
+            [(s.text, s.parse_special) for s in prompt.segments], add_special=True
+        )
         bos = tokenizer.bos_id
         return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     @overload
     def generate(self, prompts: str, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
     @overload
-    def generate(self, prompts: Sequence[Prompt], *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    def generate(
+        self, prompts: Sequence[Prompt], *, stream: Literal[False] = False, **options: Any
+    ) -> list[Completion]: ...
     @overload
-    def generate(self, prompts: str | Sequence[Prompt], *, stream: Literal[True], **options: Any) -> Stream: ...
+    def generate(
+        self, prompts: str | Sequence[Prompt], *, stream: Literal[True], **options: Any
+    ) -> Stream: ...
     def generate(self, prompts: str | Sequence[Prompt], *, stream: bool = False, **sampling: Any) -> Any:
         """Continue a prompt, or each of a list of prompts (texts or lists of token ids) as one batch.
 
@@ -189,7 +198,9 @@ class LLM:
         self._check_ids(ids)
         room = self.n_ctx - len(ids)
         if room < 1:
-            raise PromptTooLong(f"the prompt has {len(ids)} tokens; with a context of {self.n_ctx} at most {self.n_ctx - 1} fit")
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens; with a context of {self.n_ctx} at most {self.n_ctx - 1} fit"
+            )
         stop_ids = frozenset() if params.ignore_eos else tokenizer.stop_ids
         banned = [id for id in tokenizer.stop_ids if id < n_vocab] if params.ignore_eos else []
         return Request(

@@ -53,7 +53,9 @@ class LoadOptions:
                 "the other deals whole layers; give one of them"
             )
         if self.tensor_split is not None and self.n_ranks == 1:
-            raise ConfigError(f"--tensor-split {self.tensor_split} needs --tp or --layer-split with 2 or more devices")
+            raise ConfigError(
+                f"--tensor-split {self.tensor_split} needs --tp or --layer-split with 2 or more devices"
+            )
 
     @property
     def n_ranks(self) -> int:
@@ -70,8 +72,14 @@ class LoadOptions:
         if self.device is not None:
             listed = [gg.device(name) for name in self.device.split(",")]
             if len(listed) != n:
-                hint = f"--tp {len(listed)} or --layer-split {len(listed)}" if len(listed) > 1 else f"--device {','.join([self.device] * n)}"
-                raise ConfigError(f"--device {self.device} lists {len(listed)} devices for {n} ranks; use {hint}")
+                hint = (
+                    f"--tp {len(listed)} or --layer-split {len(listed)}"
+                    if len(listed) > 1
+                    else f"--device {','.join([self.device] * n)}"
+                )
+                raise ConfigError(
+                    f"--device {self.device} lists {len(listed)} devices for {n} ranks; use {hint}"
+                )
             return listed
         if n == 1:
             return [gg.default_device()]
@@ -119,7 +127,9 @@ class LoadedModel:
         except BaseException:
             self.close()
             raise
-        self.ranks = Ranks(tuple(self._ranks), self._group, options.layer_split is not None and len(devices) > 1)
+        self.ranks = Ranks(
+            tuple(self._ranks), self._group, options.layer_split is not None and len(devices) > 1
+        )
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -168,13 +178,21 @@ def _deal(model: Model, options: LoadOptions, devices: Sequence[gg.Device]) -> l
     if options.tp is not None:
         plan = _tensor_plan(model, options, devices)
         return [
-            Share(device, tensor_parts(found, plan, r), every, plan.ranks[r].n_head_kv, (plan.ranks[r].experts or (0,))[0])
+            Share(
+                device,
+                tensor_parts(found, plan, r),
+                every,
+                plan.ranks[r].n_head_kv,
+                (plan.ranks[r].experts or (0,))[0],
+            )
             for r, device in enumerate(devices)
             if plan.ranks[r].share > 0
         ]
     stages = zip(devices, (range(a, b) for a, b in _layer_spans(model, options, devices)))
     return [
-        Share(device, layer_parts(found, layers, hp.n_layer), layers, hp.n_head_kv) for device, layers in stages if layers
+        Share(device, layer_parts(found, layers, hp.n_layer), layers, hp.n_head_kv)
+        for device, layers in stages
+        if layers
     ]
 
 
@@ -188,16 +206,22 @@ def _tensor_plan(model: Model, options: LoadOptions, devices: Sequence[gg.Device
     return tp_cuts(model.hparams, rows, types, values, expert_split=options.expert_split)
 
 
-def _layer_spans(model: Model, options: LoadOptions, devices: Sequence[gg.Device]) -> Sequence[tuple[int, int]]:
+def _layer_spans(
+    model: Model, options: LoadOptions, devices: Sequence[gg.Device]
+) -> Sequence[tuple[int, int]]:
     hp = model.hparams
     counts = None
     if options.tensor_split is not None:
         try:
             counts = [int(part) for part in options.tensor_split.replace("/", ",").split(",")]
         except ValueError:
-            raise ConfigError(f"tensor-split = {options.tensor_split!r}; with --layer-split it is whole numbers of layers") from None
+            raise ConfigError(
+                f"tensor-split = {options.tensor_split!r}; with --layer-split it is whole numbers of layers"
+            ) from None
     n_ctx = options.ctx or hp.n_ctx_train
-    kv_bytes = cache_bytes(hp, options.parallel, n_ctx, options.cache_type_k, options.cache_type_v) // hp.n_layer
+    kv_bytes = (
+        cache_bytes(hp, options.parallel, n_ctx, options.cache_type_k, options.cache_type_v) // hp.n_layer
+    )
     sizes = [0] * hp.n_layer
     first = last = 0
     for f in model.weights:
@@ -222,8 +246,12 @@ def _context(model: Model, options: LoadOptions, shares: Sequence[Share]) -> int
         hp = replace(model.hparams, n_layer=len(share.layers), n_head_kv=share.n_head_kv)
         fits.append(
             choose_ctx(
-                hp, asked=options.ctx, n_slots=options.parallel, type_k=options.cache_type_k,
-                type_v=options.cache_type_v, weights_bytes=weights // len(here),
+                hp,
+                asked=options.ctx,
+                n_slots=options.parallel,
+                type_k=options.cache_type_k,
+                type_v=options.cache_type_v,
+                weights_bytes=weights // len(here),
                 free_bytes=share.device.memory_free // len(here),
             )  # fmt: skip
         )

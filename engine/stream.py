@@ -107,7 +107,9 @@ class Stream:
             raise StopAsyncIteration
         assert self._event is not None, "__aiter__ comes first"
         try:
-            await asyncio.sleep(0)  # other tasks get their turn even when deltas come faster than they are read
+            await asyncio.sleep(
+                0
+            )  # other tasks get their turn even when deltas come faster than they are read
             while not self._arrived:
                 self._event.clear()
                 if not self._arrived:
@@ -120,7 +122,9 @@ class Stream:
     @property
     def completions(self) -> list[Completion]:
         """The finished answers in the order of their prompts; complete once the stream has ended."""
-        return [Completion.from_deltas(d) for _, d in sorted(self._deltas.items()) if d and d[-1].finish_reason]
+        return [
+            Completion.from_deltas(d) for _, d in sorted(self._deltas.items()) if d and d[-1].finish_reason
+        ]
 
     def close(self) -> None:
         """Abort the requests that have not ended. Closing twice is allowed."""

@@ -59,7 +59,11 @@ def attention_rows(hp: HParams, i: int) -> Iterator[Weight]:
     q, k, v = hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim, hp.n_head_kv * hp.head_dim_v
     b = f"blk.{i}."
     yield Weight(b + "attn_norm.weight", (hp.n_embd,))
-    for name, n_out, cut in (("attn_q", q, Cut.HEADS), ("attn_k", k, Cut.HEADS_KV), ("attn_v", v, Cut.HEADS_KV)):
+    for name, n_out, cut in (
+        ("attn_q", q, Cut.HEADS),
+        ("attn_k", k, Cut.HEADS_KV),
+        ("attn_v", v, Cut.HEADS_KV),
+    ):
         yield Weight(f"{b}{name}.weight", (n_out, hp.n_embd), cut, Use.MUL_MAT)
         yield Weight(f"{b}{name}.bias", (n_out,), cut, optional=True)
     yield Weight(b + "attn_output.weight", (hp.n_embd, hp.n_head * hp.head_dim_v), Cut.HEADS_IN, Use.MUL_MAT)

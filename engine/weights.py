@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 import pyggml as gg
 
 from .cuts import WHOLE, Slice, TensorPlan
@@ -103,10 +104,14 @@ def find_weights(file: gg.GGUF, family: Family, hp: HParams) -> list[Found]:
         if name is None or name not in file.tensors:
             if row.optional:
                 continue
-            raise MissingTensor(f"{file.path}: the tensor {row.name} is missing; {family.arch} models need it")
+            raise MissingTensor(
+                f"{file.path}: the tensor {row.name} is missing; {family.arch} models need it"
+            )
         tensor = file.tensors[name]
         if tuple(tensor.shape) != row.shape:
-            raise ModelError(f"{file.path}: {name} has shape {tuple(tensor.shape)}; by the metadata it must be {row.shape}")
+            raise ModelError(
+                f"{file.path}: {name} has shape {tuple(tensor.shape)}; by the metadata it must be {row.shape}"
+            )
         known.add(name)
         found.append(Found(row, tensor))
     unknown = [n for n in file.tensors if n not in known and not n.endswith(family.unused)]

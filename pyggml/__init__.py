@@ -22,6 +22,7 @@ from .errors import (
 )
 from .gguf import GGUF
 from .gguf_tensor import GGUFTensor
+from .gguf_writer import GGUFWriter
 from .graph import Graph
 from .group import Group, GroupGraph, RankGraph
 from .ops import (

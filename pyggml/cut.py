@@ -68,8 +68,12 @@ def cut_tensor(source: Any, cut: str, rank: int, n_ranks: int) -> RawTensor:
         raise ShapeError(f"{name or 'the weight'} of shape {shape} has no rows and columns to cut")
     if cut == "out":
         start, stop = even_ranges(shape[-2], n_ranks)[rank]
-        return RawTensor(name, (*shape[:-2], stop - start, shape[-1]), kind, take_rows(data, shape, kind, start, stop))
+        return RawTensor(
+            name, (*shape[:-2], stop - start, shape[-1]), kind, take_rows(data, shape, kind, start, stop)
+        )
     if cut == "in":
         start, stop = even_ranges(shape[-1], n_ranks, kind.block_size)[rank]
-        return RawTensor(name, (*shape[:-1], stop - start), kind, take_columns(data, shape, kind, start, stop))
+        return RawTensor(
+            name, (*shape[:-1], stop - start), kind, take_columns(data, shape, kind, start, stop)
+        )
     raise ShapeError(f"cut {cut!r}; 'out' and 'in' are known")

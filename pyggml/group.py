@@ -37,7 +37,9 @@ class RankGraph(Graph):
         self.rank = rank
         self.n_ranks = n_ranks
 
-    def weight(self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None) -> Tensor:
+    def weight(
+        self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None
+    ) -> Tensor:
         """Upload a constant, or with `cut` this rank's slice of it, not requantised.
 
         `cut="out"` takes whole output rows, `cut="in"` input columns on block boundaries.
@@ -60,12 +62,20 @@ class RankGraph(Graph):
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         """The root's value of this node on every rank."""
-        self._need(x.is_contiguous and 0 <= root < self.n_ranks, x, f"broadcast takes a root of 0 to {self.n_ranks - 1}")
+        self._need(
+            x.is_contiguous and 0 <= root < self.n_ranks,
+            x,
+            f"broadcast takes a root of 0 to {self.n_ranks - 1}",
+        )
         return self._collective(lib.PG_BROADCAST, x, peer=root)
 
     def send(self, x: Tensor, to: int) -> Tensor:
         """Hand this node to another rank, which must recv() it."""
-        self._need(x.is_contiguous and 0 <= to < self.n_ranks and to != self.rank, x, f"send from rank {self.rank} to {to}")
+        self._need(
+            x.is_contiguous and 0 <= to < self.n_ranks and to != self.rank,
+            x,
+            f"send from rank {self.rank} to {to}",
+        )
         return self._collective(lib.PG_SEND, x, peer=to)
 
     def recv(self, shape: Sequence[int], source: int, kind: str | DType = "f32") -> Tensor:
@@ -100,7 +110,9 @@ class Group:
     Raises DeviceError. Use it as a context manager or close() it.
     """
 
-    def __init__(self, devices: Sequence[str | Device], *, threads: int | None = None, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, devices: Sequence[str | Device], *, threads: int | None = None, deadline_s: float = 60.0
+    ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise DeviceError(f"a group of {len(devices)} ranks; 1 to {MAX_RANKS} are supported")
         self.backends: list[Backend] = []
@@ -115,7 +127,9 @@ class Group:
             raise
         self._handle = lib.pg_group_new(len(devices), deadline_s)
         self._threads = [
-            threading.Thread(target=lib.pg_group_serve, args=(self._handle, r), name=f"pyggml-rank-{r}", daemon=True)
+            threading.Thread(
+                target=lib.pg_group_serve, args=(self._handle, r), name=f"pyggml-rank-{r}", daemon=True
+            )
             for r in range(len(devices))
         ]
         for thread in self._threads:
@@ -288,17 +302,24 @@ class GroupGraph:
 def _check_collectives(graphs: Sequence[RankGraph]) -> None:
     """Ranks must agree on collectives, or they would wait for each other until the deadline."""
     meets = (lib.PG_ALL_REDUCE, lib.PG_ALL_GATHER, lib.PG_BROADCAST)
-    orders = {r: [(c.op, c.tensor.shape) for c in g.collectives if c.op in meets] for r, g in enumerate(graphs)}
+    orders = {
+        r: [(c.op, c.tensor.shape) for c in g.collectives if c.op in meets] for r, g in enumerate(graphs)
+    }
     first = orders[0]
     for rank, order in orders.items():
         if order != first:
-            raise ShapeError(f"rank {rank} takes part in {len(order)} collectives {order[:3]}, rank 0 in {len(first)} {first[:3]}; all ranks need the same")
+            raise ShapeError(
+                f"rank {rank} takes part in {len(order)} collectives {order[:3]}, rank 0 in {len(first)} {first[:3]}; "
+                "all ranks need the same"
+            )
     pairs: dict[tuple[int, int], list[list[Any]]] = {}
     for rank, graph in enumerate(graphs):
         for c in graph.collectives:
             if c.op in (lib.PG_SEND, lib.PG_RECV):
                 key = (rank, c.peer) if c.op == lib.PG_SEND else (c.peer, rank)
-                pairs.setdefault(key, [[], []])[c.op == lib.PG_RECV].append((c.tensor.shape, c.tensor.dtype.name))
+                pairs.setdefault(key, [[], []])[c.op == lib.PG_RECV].append(
+                    (c.tensor.shape, c.tensor.dtype.name)
+                )
     for (source, to), (sent, received) in pairs.items():
         if sent != received:
             raise ShapeError(f"rank {source} sends {sent} to rank {to}, which receives {received}")

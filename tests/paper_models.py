@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pyggml.engine.balance import DeviceFacts
+from pyggml.engine.cuts import TensorPlan, tp_cuts
+from pyggml.engine.demand import CacheFacts, ModelFacts
 from pyggml.engine.hparams import HParams, Rope
+from pyggml.engine.slices import WHOLE
 from pyggml.engine.weight_table import Cut, Weight, embedding_rows, layer_rows
 
 GIB = 2**30
@@ -63,3 +67,36 @@ def llama_8b() -> HParams:
 def cut_rows(rows: list[Weight], *cuts: Cut) -> list[Weight]:
     """The rows that are cut in one of these ways."""
     return [row for row in rows if row.cut in cuts]
+
+
+def even(n: int) -> tuple[float, ...]:
+    """Shares of n like ranks."""
+    return (1.0,) * n
+
+
+def plan_of(
+    hp: HParams, shares: tuple[float, ...], matrices: Kind = F32, expert_split: str = "inside", **by_part: Kind
+) -> TensorPlan:
+    """A Llama of these numbers and types, cut."""
+    rows = table(hp)
+    return tp_cuts(hp, rows, kinds(rows, matrices, **by_part), shares, expert_split=expert_split)
+
+
+CACHE = CacheFacts(n_slots=4)
+CPU = DeviceFacts("cpu", "cpu", "a processor", 500 * GIB)
+
+
+def facts(hp: HParams, kind: Kind = Q8_0) -> ModelFacts:
+    """The model with all its matrices of one type."""
+    rows = table(hp)
+    return ModelFacts(hp, rows, kinds(rows, kind))
+
+
+def gpus(n: int, free_gib: float = 80) -> list[DeviceFacts]:
+    """Like cards, cuda:0 and on."""
+    return [DeviceFacts(f"cuda:{i}", "gpu", "NVIDIA H200", int(free_gib * GIB)) for i in range(n)]
+
+
+def total_bytes(model: ModelFacts) -> int:
+    """Bytes of all weights of the file."""
+    return sum(WHOLE.n_bytes(row.shape, model.types[row.name]) for row in model.rows if row.name in model.types)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyggml.engine import LLM
 from stored_logits import PROMPT, ROWS, StoredCase, stored_cases
+
+from pyggml.engine import LLM
 
 CASES = [case for arch in ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3") for case in stored_cases(arch)]
 
@@ -26,7 +27,9 @@ def opened(tiny: Callable[..., Path], case: StoredCase, **options: object) -> LL
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_logits_equal_llama_cpp_all_at_once_and_token_by_token(case: StoredCase, tiny: Callable[..., Path]) -> None:
+def test_logits_equal_llama_cpp_all_at_once_and_token_by_token(
+    case: StoredCase, tiny: Callable[..., Path]
+) -> None:
     with opened(tiny, case) as llm:
         whole = llm.score(PROMPT, logits=True)
         steps = llm.score(PROMPT, logits=True, chunk=1)
@@ -37,7 +40,9 @@ def test_logits_equal_llama_cpp_all_at_once_and_token_by_token(case: StoredCase,
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gemma3"])
 @pytest.mark.parametrize("chunk", [5, 8, 23])
 def test_chunked_prefill_equals_one_prefill(arch: str, chunk: int, tiny: Callable[..., Path]) -> None:
-    with LLM(tiny(arch), device="cpu", threads=2, ctx=256, parallel=1, cache_type_k="f32", cache_type_v="f32") as llm:
+    with LLM(
+        tiny(arch), device="cpu", threads=2, ctx=256, parallel=1, cache_type_k="f32", cache_type_v="f32"
+    ) as llm:
         whole = llm.score(PROMPT, logits=True)
         chunked = llm.score(PROMPT, logits=True, chunk=chunk)
     assert nmse(chunked, whole) <= 1e-10
@@ -47,7 +52,9 @@ def test_head_falls_back_to_the_embedding_bit_for_bit(tiny: Callable[..., Path])
     for quant in ("F16", "Q8_0"):
         logits = []
         for variant in ("tied", "tied_copy"):
-            with LLM(tiny("llama", quant=quant, variant=variant), device="cpu", threads=2, ctx=256, parallel=1) as llm:
+            with LLM(
+                tiny("llama", quant=quant, variant=variant), device="cpu", threads=2, ctx=256, parallel=1
+            ) as llm:
                 logits.append(llm.score(PROMPT, logits=True))
         assert np.array_equal(*logits)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyggml as gg
 import pytest
+
+import pyggml as gg
 
 RNG = np.random.default_rng(5)
 
@@ -91,7 +92,9 @@ def test_stages_overlap_several_runs_in_order() -> None:
 
     with group_of(2) as group, group.compile(stage) as graph:
         for i in range(10):
-            assert np.array_equal(graph.run(x=np.full((1, 4), i, "f4"))["y"], np.full((1, 4), 2 * (i + 1), "f4"))
+            assert np.array_equal(
+                graph.run(x=np.full((1, 4), i, "f4"))["y"], np.full((1, 4), 2 * (i + 1), "f4")
+            )
 
 
 def test_states_of_ranks_persist() -> None:
@@ -117,17 +120,25 @@ def test_error_in_one_ranks_function_is_raised_as_it_is() -> None:
             assert graph.run(x=np.ones((1, 4), "f4"))["y"][0, 0] == 2
 
 
+def lone_send(g: gg.RankGraph, rank: int) -> None:
+    x = g.output("y", g.input("x", (1, 4)) * 1.0)
+    if rank == 0:
+        g.send(x, to=1)
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (lambda g, r: g.output("y", g.all_reduce(g.input("x", (1, 4 + r)) * 1.0)), "all ranks need the same"),
-        (lambda g, r: g.output("y", g.all_reduce(g.input("x", (1, 4)) * 1.0) if r else g.input("x", (1, 4)) * 1.0), "all ranks need the same"),
-        (lambda g, r: g.send(g.input("x", (1, 4)) * 1.0, to=1) if r == 0 else g.output("y", g.input("x", (1, 4)) * 1.0), "rank 0 sends"),
+        (lambda g, r: g.output("y", (g.all_reduce if r else g.do)(g.input("x", (1, 4)) * 1.0)), "all ranks need the same"),
+        (lone_send, "rank 0 sends"),
         (lambda g, r: g.recv((1, 4), source=r), "cannot recv"),
         (lambda g, r: g.broadcast(g.input("x", (1, 4)) * 1.0, root=7), "root of 0 to 1"),
     ],
 )  # fmt: skip
-def test_ranks_that_disagree_are_refused_before_they_could_wait(build: Callable[..., Any], words: str) -> None:
+def test_ranks_that_disagree_are_refused_before_they_could_wait(
+    build: Callable[..., Any], words: str
+) -> None:
     with group_of(2) as group, pytest.raises(gg.ShapeError, match=words):
         group.compile(build)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forced import write_bag, write_chain, write_forced
+
 from pyggml import GGUFError
 from pyggml.engine import (
     LLM,
@@ -143,7 +144,9 @@ def test_close_ends_running_streams_with_abort(forced: Callable[..., Path]) -> N
         (["a", "ab", "c"], "ab", "a", FinishReason.STOP),
     ],
 )
-def test_stop_strings(answer: list[Any], stop: Any, text: str, reason: FinishReason, forced: Callable[..., Path]) -> None:
+def test_stop_strings(
+    answer: list[Any], stop: Any, text: str, reason: FinishReason, forced: Callable[..., Path]
+) -> None:
     with LLM(forced(answer), **OPEN) as llm:
         plain = llm.generate("O P Q", temperature=0, stop=stop)
         stream = "".join(d.text for d in llm.generate(["O P Q"], temperature=0, stop=stop, stream=True))
@@ -153,9 +156,15 @@ def test_stop_strings(answer: list[Any], stop: Any, text: str, reason: FinishRea
 
 @pytest.mark.parametrize(
     ("answer", "n", "text"),
-    [([b"\xf0\x9f", b"\x91", b"\x8d"], 2, "\ufffd"), ([b"\xf0\x9f", "a"], 2, "\ufffda"), ([b"\xf0\x9f", b"\x91", b"\x8d"], 3, "👍")],
+    [
+        ([b"\xf0\x9f", b"\x91", b"\x8d"], 2, "\ufffd"),
+        ([b"\xf0\x9f", "a"], 2, "\ufffda"),
+        ([b"\xf0\x9f", b"\x91", b"\x8d"], 3, "👍"),
+    ],
 )  # fmt: skip
-def test_characters_over_several_tokens(answer: list[Any], n: int, text: str, forced: Callable[..., Path]) -> None:
+def test_characters_over_several_tokens(
+    answer: list[Any], n: int, text: str, forced: Callable[..., Path]
+) -> None:
     with LLM(forced(answer), **OPEN) as llm:
         plain = llm.generate("x", temperature=0, max_tokens=n)
         stream = "".join(d.text for d in llm.generate(["x"], temperature=0, max_tokens=n, stream=True))
@@ -271,7 +280,9 @@ def test_bad_ids_are_refused(prompts: list[list[int]], endless: LLM) -> None:
         ({"cache_type_v": "float"}, "cache type 'float'"),
     ],
 )
-def test_bad_options_are_refused_before_a_weight_is_read(options: dict[str, Any], words: str, tiny: Callable[..., Path]) -> None:
+def test_bad_options_are_refused_before_a_weight_is_read(
+    options: dict[str, Any], words: str, tiny: Callable[..., Path]
+) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(tiny("llama"), **OPEN | options, progress=lambda done, total: pytest.fail("a weight was read"))
 
@@ -299,7 +310,12 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
 
     writer = GGUFWriter(tmp_path / "m.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((8, 8), np.float32))
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    for step in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         step()
     with pytest.raises(UnsupportedArchitecture, match="mamba.*llama"):
         LLM(tmp_path / "m.gguf", **OPEN)

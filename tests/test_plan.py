@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from pyggml.engine.plan import fill_mask
 from pyggml.engine.runner import padded_length, slot_group, window_length
 
@@ -39,7 +40,10 @@ def test_padding_needs_few_lengths() -> None:
     assert len({padded_length(n, 512) for n in range(1, 513)}) <= 32
 
 
-@pytest.mark.parametrize(("end", "n_tokens", "n_kv"), [(1, 1, 256), (256, 1, 256), (257, 1, 512), (9000, 1, 9216), (9000, 512, 10240), (600, 64, 768)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "n_tokens", "n_kv"),
+    [(1, 1, 256), (256, 1, 256), (257, 1, 512), (9000, 1, 9216), (9000, 512, 10240), (600, 64, 768)],
+)
 def test_window_covers_the_end_in_steps(end: int, n_tokens: int, n_kv: int) -> None:
     assert window_length(end, n_tokens, 1 << 20) == n_kv
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyggml as gg
 import pytest
+from stored_logits import PROMPT
+
+import pyggml as gg
 from pyggml.engine import LLM, ConfigError
 from pyggml.engine.forward import Forward
-from stored_logits import PROMPT
 
 F32: dict[str, Any] = {"threads": 1, "ctx": 256, "parallel": 2, "cache_type_k": "f32", "cache_type_v": "f32"}
 UNEVEN = {"n_head": 6, "n_head_kv": 3, "n_ff": 768, "n_vocab": 323}
@@ -95,7 +96,13 @@ def test_layer_counts_by_hand(split: str, tiny: Callable[..., Path]) -> None:
 
 
 def test_long_answers_stay_equal_across_windows(tiny: Callable[..., Path]) -> None:
-    options: dict[str, Any] = {"threads": 1, "ctx": 1024, "parallel": 1, "cache_type_k": "f32", "cache_type_v": "f32"}
+    options: dict[str, Any] = {
+        "threads": 1,
+        "ctx": 1024,
+        "parallel": 1,
+        "cache_type_k": "f32",
+        "cache_type_v": "f32",
+    }
     answers = []
     for extra in ({"device": "cpu"}, {"device": "cpu,cpu", "tp": 2}, {"device": "cpu,cpu", "layer_split": 2}):
         with LLM(tiny("llama"), **options, **extra) as llm:
@@ -103,7 +110,9 @@ def test_long_answers_stay_equal_across_windows(tiny: Callable[..., Path]) -> No
     assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 600
 
 
-def test_two_sums_a_layer_and_the_residual_is_bitwise_equal(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sums_a_layer_and_the_residual_is_bitwise_equal(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reduce = Forward.reduce
 
     def watched(self: Forward, x: gg.Tensor) -> gg.Tensor:
@@ -157,7 +166,9 @@ def test_ranks_hold_about_their_share_of_the_bytes(tiny: Callable[..., Path]) ->
         ({"tp": 2, "device": "cpu,cpu", "expert_split": "some"}, "expert-split = 'some'"),
     ],
 )
-def test_refusals_come_before_a_weight_is_read(options: dict[str, Any], words: str, tiny: Callable[..., Path]) -> None:
+def test_refusals_come_before_a_weight_is_read(
+    options: dict[str, Any], words: str, tiny: Callable[..., Path]
+) -> None:
     def unwanted(done: int, total: int) -> None:
         pytest.fail("a weight was read")
 
@@ -165,7 +176,9 @@ def test_refusals_come_before_a_weight_is_read(options: dict[str, Any], words: s
         LLM(tiny("llama"), progress=unwanted, ctx=256, **options)
 
 
-def test_failed_load_on_one_rank_frees_the_others(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_load_on_one_rank_frees_the_others(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyggml.engine import loading
 
     made: list[Any] = []

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyggml.engine import LLM
 from stored_logits import StoredReal, StoredRows, real_columns, real_rows, stored_greedy, stored_real
+
+from pyggml.engine import LLM
 
 NAMES = ("smollm2", "gemma3")
 CASES = [(name, case) for name in NAMES for case in stored_real(name)]
@@ -41,7 +42,15 @@ def limit(case: StoredReal) -> float:
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{n}-{c.weights}-{c.cache_type}" for n, c in CASES])
 def test_logits_equal_llama_cpp(name: str, case: StoredReal, files: dict[str, Path]) -> None:
     path = files[f"{name}/{case.weights}"]
-    with LLM(path, device="cpu", threads=2, ctx=512, parallel=1, cache_type_k=case.cache_type, cache_type_v=case.cache_type) as llm:
+    with LLM(
+        path,
+        device="cpu",
+        threads=2,
+        ctx=512,
+        parallel=1,
+        cache_type_k=case.cache_type,
+        cache_type_v=case.cache_type,
+    ) as llm:
         n_vocab = llm.model.hparams.n_vocab
         for chunk, stored in ((None, case.whole), (1, case.steps)):
             logits = llm.score(case.tokens, logits=True, chunk=chunk)
@@ -49,7 +58,9 @@ def test_logits_equal_llama_cpp(name: str, case: StoredReal, files: dict[str, Pa
             norms = np.linalg.norm(logits[real_rows(len(logits))].astype(np.float64), axis=1)
             assert np.allclose(norms, stored.norms, rtol=limit(case) ** 0.5)
             agreement = float(np.mean(logits.argmax(axis=1) == stored.best))
-            assert agreement == 1.0 if case.weights == "F32" and case.cache_type == "f32" else agreement >= 0.9
+            assert (
+                agreement == 1.0 if case.weights == "F32" and case.cache_type == "f32" else agreement >= 0.9
+            )
 
 
 @pytest.mark.timeout(600)
@@ -57,14 +68,18 @@ def test_logits_equal_llama_cpp(name: str, case: StoredReal, files: dict[str, Pa
 def test_twenty_greedy_answers_equal_llama_cpps(name: str, files: dict[str, Path]) -> None:
     stored = stored_greedy(name)
     cache = {"cache_type_k": "f32", "cache_type_v": "f32"}
-    with LLM(files[f"{name}/F32"], device="cpu", threads=2, ctx=512, parallel=1, prefix_cache=False, **cache) as llm:  # type: ignore[arg-type]
+    with LLM(
+        files[f"{name}/F32"], device="cpu", threads=2, ctx=512, parallel=1, prefix_cache=False, **cache
+    ) as llm:  # type: ignore[arg-type]
         answers = llm.generate([s.prompt for s in stored], temperature=0, max_tokens=64, ignore_eos=False)
         stops = llm.model.tokenizer.stop_ids
     for s, answer in zip(stored, answers):
         end = next((i + 1 for i, id in enumerate(s.ids) if id in stops), len(s.ids))
         differs = next((i for i, (a, b) in enumerate(zip(answer.ids, s.ids[:end])) if a != b), None)
         if differs is not None:
-            assert s.gaps[differs] < GAP, f"{s.text!r}: token {differs} differs where the gap is {s.gaps[differs]}"
+            assert s.gaps[differs] < GAP, (
+                f"{s.text!r}: token {differs} differs where the gap is {s.gaps[differs]}"
+            )
         else:
             assert len(answer.ids) == end, s.text
 

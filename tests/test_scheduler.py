@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from pyggml.engine.batch import Batch, Phase
 from pyggml.engine.request import Delta, FinishReason, Request
 from pyggml.engine.sampler import Sampled, Sampler
@@ -90,7 +91,9 @@ def test_more_requests_than_slots_wait_in_order() -> None:
     ("second", "n_cached"),
     [([1, 2, 3, 4, 5, 9], 5), ([1, 2, 3, 4], 3), ([1, 2, 3], 2), ([9, 2, 3], 0), ([1], 0)],
 )
-def test_reuse_keeps_the_common_beginning_and_evaluates_the_last_token(second: list[int], n_cached: int) -> None:
+def test_reuse_keeps_the_common_beginning_and_evaluates_the_last_token(
+    second: list[int], n_cached: int
+) -> None:
     scheduler = Scheduler(n_slots=1, max_chunk=8)
     first = request([1, 2, 3, 4, 5], max_new=1)
     scheduler.add(first)
@@ -125,7 +128,9 @@ def test_random_operations_never_share_a_slot_or_lose_a_request() -> None:
     for _ in range(2000):
         action = rng.random()
         if action < 0.2 and n_added < 200:
-            scheduler.add(request([rng.randrange(5) for _ in range(rng.randrange(1, 12))], events, rng.randrange(1, 5)))
+            scheduler.add(
+                request([rng.randrange(5) for _ in range(rng.randrange(1, 12))], events, rng.randrange(1, 5))
+            )
             n_added += 1
         elif action < 0.25 and not scheduler.is_idle:
             victim = rng.choice(list(scheduler.requests()))

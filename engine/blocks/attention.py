@@ -35,7 +35,9 @@ def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
         f.graph.do(v_table)
         return None
     q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
-    seen = attend(f, q, _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v), f.mask(swa), hp.attn_scale)
+    seen = attend(
+        f, q, _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v), f.mask(swa), hp.attn_scale
+    )
     seen = _turn(f, seen, f.cache.turn_v)
     return f.reduce(f.linear(seen, b + "attn_output"))
 

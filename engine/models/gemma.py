@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 import pyggml as gg
 
 from ..blocks.attention import attention

@@ -58,7 +58,7 @@ struct pg_group {
     size_t sum_size;
 
     pg_transport transports[MAX_TRANSPORTS];
-    int64_t min_elements[MAX_TRANSPORTS];
+    int64_t min_elements[MAX_TRANSPORTS], max_elements[MAX_TRANSPORTS];
     int n_transports;
 
     _Atomic int fault;
@@ -148,10 +148,11 @@ bool pg_group_reserve(pg_group * group, int64_t n_elements) {
     return group->sum_size >= n_elements * sizeof(float);
 }
 
-void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements) {
+void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements, int64_t max_elements) {
     if (group->n_transports < MAX_TRANSPORTS) {
         group->transports[group->n_transports] = *transport;
-        group->min_elements[group->n_transports++] = min_elements;
+        group->min_elements[group->n_transports] = min_elements;
+        group->max_elements[group->n_transports++] = max_elements;
     }
 }
 
@@ -355,7 +356,7 @@ int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op
         case PG_ALL_REDUCE: {
             group->n_reduces[rank]++;
             for (int i = group->n_transports - 1; i >= 0; i--) {
-                if (ggml_nelements(tensor) >= group->min_elements[i]) {
+                if (ggml_nelements(tensor) >= group->min_elements[i] && ggml_nelements(tensor) <= group->max_elements[i]) {
                     const int fault = group->transports[i].all_reduce(group->transports[i].self, rank, backend, tensor);
                     if (fault) {
                         pg_group_fail(group, fault, rank, group->transports[i].name);

@@ -36,9 +36,10 @@ int pg_group_n_ranks(const pg_group * group);
 // Host memory for sums of up to n_elements; no step may be in flight.
 bool pg_group_reserve(pg_group * group, int64_t n_elements);
 
-// Transports for sums of at least min_elements, tried from the last one set to the first; sums that
-// none of them takes go through host memory. The group owns and frees them.
-void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements);
+// Transports for sums of min_elements to max_elements, tried from the last one set to the first; sums that
+// none of them takes go through host memory. The group owns and frees them. A transport's name is read
+// when it fails, so it may tell the reason then.
+void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group * group);
 
 // Records the first fault and makes every rank leave what it waits for.
