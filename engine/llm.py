@@ -176,8 +176,8 @@ class LLM:
         told apart by `index`. `sampling` are the fields of SamplingParams.
         """
         single = isinstance(prompts, str)
-        texts = [prompts] if single else list(prompts)
-        ids = [self.tokenize(p) if isinstance(p, str) else [int(id) for id in p] for p in texts]
+        texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in texts]
         answers = self._start(ids, self.model.sampling(**sampling))
         if stream:
             return answers

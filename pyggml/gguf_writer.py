@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +21,7 @@ from .gguf import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, shard_path
 from .gguf_header import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, TypedValue, header, infer_type, typed
 from .gguf_tensor import GGUFTensor
 
-TensorSource = np.ndarray | GGUFTensor | Callable[[], np.ndarray]
+TensorSource: TypeAlias = np.ndarray | GGUFTensor | Callable[[], np.ndarray]
 _MAX_NAME_BYTES = 63
 _MAX_KEY_BYTES = 65535
 _MAX_SHARDS = 65535

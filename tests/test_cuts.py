@@ -7,7 +7,22 @@ import random
 
 import numpy as np
 import pytest
-from paper_models import F16, F32, Q4_0, Q4_K, Q6_K, Q8_0, Kind, cut_rows, kinds, llama_8b, numbers, table
+from paper_models import (
+    F16,
+    F32,
+    Q4_0,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    Kind,
+    cut_rows,
+    even,
+    kinds,
+    llama_8b,
+    numbers,
+    plan_of,
+    table,
+)  # fmt: skip
 
 from pyggml.engine.cuts import TensorPlan, tp_cuts, valid_degrees
 from pyggml.engine.errors import ConfigError
