@@ -1,0 +1,24 @@
+/* pyggml/native: transports of groups, and the table of the separate CUDA module. */
+typedef struct { const char *name; void *self; void (*free)(void *self); ...; } pg_transport;
+void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
+void pg_group_clear_transports(pg_group *group);
+
+#define PGC_ABI ...
+enum pgc_peer { PGC_PEER_ENABLED, PGC_PEER_ABSENT, PGC_PEER_TOO_MANY, PGC_PEER_FAILED };
+typedef struct pgc_graph pgc_graph;
+typedef struct {
+    int abi;
+    int (*find_card)(const char *bus_id, char *uuid, char *why, size_t why_size);
+    int (*enable_peer)(int card, int peer, char *why, size_t why_size);
+    void (*disable_peer)(int card, int peer);
+    bool (*copy)(int from, int to, bool by_kernel, const void *sent, void *received, size_t size, double deadline_s, char *why, size_t why_size);
+    pg_transport *(*push_new)(int n_ranks, const ggml_backend_t *backends, int64_t chunk_elements, double deadline_s, char *why, size_t why_size);
+    pg_transport *(*nccl_new)(const char *library, const char *name, int n_ranks, const ggml_backend_t *backends, double deadline_s, char *why, size_t why_size);
+    bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, bool is_ordered, double deadline_s, char *why, size_t why_size);
+    bool (*time)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int n_repeats, bool is_captured, double deadline_s, double *seconds, char *why, size_t why_size);
+    bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);
+    bool (*capture_begin)(ggml_backend_t backend, char *why, size_t why_size);
+    pgc_graph *(*capture_end)(ggml_backend_t backend, char *why, size_t why_size);
+    bool (*graph_launch)(pgc_graph *graph, char *why, size_t why_size);
+    void (*graph_free)(pgc_graph *graph);
+} pgc_api;

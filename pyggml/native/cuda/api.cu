@@ -1,0 +1,47 @@
+// The module's one exported symbol: its table of functions.
+
+#include "graph.h"
+#include "nccl.h"
+#include "peer.h"
+#include "proof.h"
+#include "push.h"
+
+static bool check(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int offset_elements,
+                  bool is_ordered, double deadline_s, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    place places[MAX_PLACES];
+    return find_places(n_ranks, backends, places, why) &&
+           check_sums(transport, n_ranks, places, {n_elements, offset_elements, is_ordered, deadline_s}, why);
+}
+
+static bool time_transport(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int n_repeats,
+                           bool is_captured, double deadline_s, double * seconds, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    place places[MAX_PLACES];
+    return find_places(n_ranks, backends, places, why) &&
+           time_sums(transport, n_ranks, places, {n_elements, 0, false, deadline_s}, n_repeats, is_captured, seconds, why);
+}
+
+static bool capture_begin(ggml_backend_t backend, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    place where;
+    return find_place(backend, where, why) && begin_capture(where, why);
+}
+
+static pgc_graph * capture_end(ggml_backend_t backend, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    place where;
+    return find_place(backend, where, why) ? end_capture(where, why) : nullptr;
+}
+
+static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
+    return launch_graph(graph, {text, text_size});
+}
+
+extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void) {
+    static const pgc_api api = {
+        PGC_ABI,    find_card,  enable_peer,   disable_peer, copy_between, push_new,     nccl_new, check,
+        time_transport, nccl_trial, capture_begin, capture_end,  graph_launch, free_graph,
+    };
+    return &api;
+}

@@ -1,0 +1,28 @@
+// The one file that looks into ggml's CUDA module: a backend's card and stream, from its context.
+// The context's own functions are not exported, so only its fields are read.
+
+#include "place.h"
+
+#include "common.cuh"
+#include "ggml-backend-impl.h"
+
+#include <cstring>
+
+bool find_place(ggml_backend_t backend, place & found, const reason & why) {
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    if (!device || strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), GGML_CUDA_NAME) != 0) {
+        return why.say("%s is no CUDA device", ggml_backend_name(backend));
+    }
+    const auto * context = static_cast<const ggml_backend_cuda_context *>(backend->context);
+    if (context->name != GGML_CUDA_NAME + std::to_string(context->device)) {
+        return why.say("libggml-cuda.so and libpyggml-cuda.so are of different builds");
+    }
+    ggml_backend_dev_props props;
+    ggml_backend_dev_get_props(device, &props);
+    if (!why.passed(cudaDeviceGetByPCIBusId(&found.card, props.device_id), "cudaDeviceGetByPCIBusId")) {
+        return false;
+    }
+    ggml_backend_synchronize(backend);  // makes the stream of a backend that has not computed yet
+    found.stream = context->streams[context->device][context->curr_stream_no];
+    return found.stream || why.say("%s has no stream", ggml_backend_name(backend));
+}

@@ -1,0 +1,206 @@
+// The push transport's host side: memory, launches, and what the cards report.
+// all_reduce only launches, so that it can be captured. One thread a rank; abort from any thread.
+
+#include "peer.h"
+#include "place.h"
+#include "push.h"
+#include "push_kernel.cuh"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+namespace {
+
+using kernel = void (*)(push_rank, float *, int);
+
+const kernel KERNELS[PUSH_MAX_RANKS + 1] = {
+    nullptr,
+    nullptr,
+    push_all_reduce<2>,
+    push_all_reduce<3>,
+    push_all_reduce<4>,
+    push_all_reduce<5>,
+    push_all_reduce<6>,
+    push_all_reduce<7>,
+    push_all_reduce<8>,
+};
+
+constexpr double DRAIN_TIME_S = 5;
+
+struct push_transport {
+    pg_transport face = {};
+    transport_name name{"push"};
+    int n_ranks = 0;
+    int max_blocks = PUSH_MAX_BLOCKS;
+    place places[PUSH_MAX_RANKS];
+    push_rank views[PUSH_MAX_RANKS] = {};
+    push_words * words[PUSH_MAX_RANKS] = {};
+    void * memory[PUSH_MAX_RANKS] = {};
+    std::atomic<bool> is_aborted{false};
+
+    ~push_transport();
+    bool make_memory(int64_t capacity, double deadline_s, const reason & why);
+    bool prepare_kernels(const reason & why);
+    void abort();
+    bool is_idle();
+};
+
+push_transport::~push_transport() {
+    abort();
+    if (!is_idle()) {
+        return;  // something on a card does not end: freeing its memory would wait for it
+    }
+    for (int rank = 0; rank < n_ranks; rank++) {
+        cudaSetDevice(places[rank].card);
+        cudaFree(memory[rank]);
+        cudaFreeHost(words[rank]);
+    }
+}
+
+bool push_transport::is_idle() {
+    for (int rank = 0; rank < n_ranks; rank++) {
+        if (wait_for(places[rank], DRAIN_TIME_S, [] { return false; }) == ending::expired) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void push_transport::abort() {
+    is_aborted = true;
+    for (int rank = 0; rank < n_ranks; rank++) {
+        if (words[rank]) {
+            static_cast<volatile push_words *>(words[rank])->is_aborted = 1;
+        }
+    }
+}
+
+bool push_transport::make_memory(int64_t capacity, double deadline_s, const reason & why) {
+    const size_t flags_size = sizeof(uint64_t) * n_ranks * PUSH_MAX_BLOCKS;
+    const size_t inbox_size = sizeof(float) * 2 * n_ranks * capacity;
+    const size_t control_size = 256;  // keeps what follows aligned
+    for (int rank = 0; rank < n_ranks; rank++) {
+        void * host = nullptr;
+        if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
+            !why.passed(cudaMalloc(&memory[rank], control_size + flags_size + inbox_size), "memory for inboxes") ||
+            !why.passed(cudaMemset(memory[rank], 0, control_size + flags_size), "cudaMemset") ||
+            !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize") ||
+            !why.passed(cudaHostAlloc(&host, sizeof(push_words), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) {
+            return false;
+        }
+        words[rank] = new (host) push_words();
+    }
+    for (int rank = 0; rank < n_ranks; rank++) {
+        push_rank & view = views[rank];
+        for (int owner = 0; owner < n_ranks; owner++) {
+            char * base = static_cast<char *>(memory[owner]) + control_size;
+            view.flags[owner] = reinterpret_cast<uint64_t *>(base);
+            view.inbox[owner] = reinterpret_cast<float *>(base + flags_size);
+        }
+        view.control = static_cast<push_control *>(memory[rank]);
+        view.words = words[rank];
+        view.deadline_ns = static_cast<uint64_t>(deadline_s * 1e9);
+        view.rank = rank;
+        view.capacity = static_cast<int>(capacity);
+    }
+    return true;
+}
+
+// Loads the kernel on every card (loading it later could wait for a peer that already spins), and finds a
+// grid that all cards can hold at once, so that no block waits for one that has no place.
+bool push_transport::prepare_kernels(const reason & why) {
+    for (int rank = 0; rank < n_ranks; rank++) {
+        const void * function = reinterpret_cast<const void *>(KERNELS[n_ranks]);
+        cudaFuncAttributes attributes;
+        int a_processor = 0, n_processors = 0;
+        if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
+            !why.passed(cudaFuncGetAttributes(&attributes, function), "loading the push kernel") ||
+            !why.passed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_processor, function, PUSH_N_THREADS, 0), "occupancy") ||
+            !why.passed(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, places[rank].card), "processors")) {
+            return false;
+        }
+        max_blocks = std::max(1, std::min(max_blocks, a_processor * n_processors));
+    }
+    return true;
+}
+
+int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
+    push_transport & push = *static_cast<push_transport *>(self);
+    if (push.is_aborted) {
+        return PG_FAULT_CLOSED;
+    }
+    const place & where = push.places[rank];
+    const push_rank & view = push.views[rank];
+    float * data = static_cast<float *>(tensor->data);
+    cudaSetDevice(where.card);
+    for (int64_t left = ggml_nelements(tensor); left > 0; left -= view.capacity) {
+        const int n = static_cast<int>(std::min<int64_t>(left, view.capacity));
+        const int wanted = (n + 4 * PUSH_N_THREADS - 1) / (4 * PUSH_N_THREADS);
+        KERNELS[push.n_ranks]<<<std::min(wanted, push.max_blocks), PUSH_N_THREADS, 0, where.stream>>>(view, data, n);
+        data += n;
+    }
+    const cudaError_t status = cudaGetLastError();
+    if (status != cudaSuccess) {
+        push.name.tell(": rank %d cannot launch: %s", rank, cudaGetErrorString(status));
+        return PG_FAULT_TRANSPORT;
+    }
+    return PG_OK;
+}
+
+int poll(void * self, int rank, ggml_backend_t, double deadline_s) {
+    push_transport & push = *static_cast<push_transport *>(self);
+    const volatile push_words * words = push.words[rank];
+    switch (wait_for(push.places[rank], deadline_s, [&] { return words->error != 0; })) {
+        case ending::done: return PG_OK;
+        case ending::expired:
+            push.name.tell(": rank %d is not done after %.3g s", rank, deadline_s);
+            push.abort();
+            return PG_FAULT_TIMEOUT;
+        case ending::broken:
+            push.name.tell(": a CUDA error on rank %d", rank);
+            push.abort();
+            return PG_FAULT_COMPUTE;
+        case ending::stopped: break;
+    }
+    if (words->error == PUSH_ABORTED) {
+        return PG_FAULT_CLOSED;
+    }
+    push.name.tell(": rank %d waited %.3g s for rank %u (sum %llu)", rank, push.views[rank].deadline_ns / 1e9, words->source,
+                   static_cast<unsigned long long>(words->sequence));
+    return PG_FAULT_TIMEOUT;
+}
+
+}  // namespace
+
+pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,
+                        size_t text_size) {
+    const reason why = {text, text_size};
+    auto push = std::make_unique<push_transport>();
+    if (n_ranks > PUSH_MAX_RANKS) {
+        why.say("%d ranks; push is for 2 to %d", n_ranks, PUSH_MAX_RANKS);
+        return nullptr;
+    }
+    const int64_t capacity = std::min<int64_t>(std::max<int64_t>(chunk_elements, 1) + 3, 1 << 26) / 4 * 4;
+    if (!find_places(n_ranks, backends, push->places, why)) {
+        return nullptr;
+    }
+    for (int rank = 0; rank < n_ranks; rank++) {
+        for (int peer = 0; peer < n_ranks; peer++) {
+            if (peer != rank && enable_peer(push->places[rank].card, push->places[peer].card, text, text_size) != PGC_PEER_ENABLED) {
+                return nullptr;
+            }
+        }
+    }
+    push->n_ranks = n_ranks;
+    if (!push->make_memory(capacity, deadline_s, why) || !push->prepare_kernels(why)) {
+        return nullptr;
+    }
+    push->face.name = push->name.text;
+    push->face.self = push.get();
+    push->face.all_reduce = all_reduce;
+    push->face.poll = poll;
+    push->face.abort = [](void * self) { static_cast<push_transport *>(self)->abort(); };
+    push->face.free = [](void * self) { delete static_cast<push_transport *>(self); };
+    return &push.release()->face;
+}

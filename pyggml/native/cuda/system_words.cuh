@@ -1,0 +1,37 @@
+// Words that several cards and the host see: ordered stores and loads at system scope, and a common clock.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#define PUSH_ARGUMENT  // older cards take kernel arguments by copy only
+#else
+#define PUSH_ARGUMENT __grid_constant__
+#endif
+
+// Everything this thread has seen stored before, its block's stores included once they met, is seen with the word.
+static __device__ __forceinline__ void store_release(uint64_t * word, uint64_t value) {
+#if __CUDA_ARCH__ >= 700
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#else
+    __threadfence_system();
+    *reinterpret_cast<volatile uint64_t *>(word) = value;
+#endif
+}
+
+static __device__ __forceinline__ uint64_t load_acquire(const uint64_t * word) {
+    uint64_t value;
+#if __CUDA_ARCH__ >= 700
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+#else
+    value = *reinterpret_cast<const volatile uint64_t *>(word);
+    __threadfence_system();
+#endif
+    return value;
+}
+
+static __device__ __forceinline__ uint64_t now_ns() {
+    uint64_t value;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+    return value;
+}

@@ -1,0 +1,60 @@
+// What the separate CUDA module (libpyggml-cuda.so) offers, as one table found by dlsym("pgc_open").
+// Cards are CUDA's own numbers. `why` takes the reason whenever a call fails.
+#pragma once
+
+#include "group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PGC_ABI 1
+
+enum pgc_peer { PGC_PEER_ENABLED = 0, PGC_PEER_ABSENT = 1, PGC_PEER_TOO_MANY = 2, PGC_PEER_FAILED = 3 };
+
+typedef struct pgc_graph pgc_graph;
+
+typedef struct {
+    int abi;
+
+    // The card at a PCI address, -1 if there is none; uuid takes 33 characters.
+    int (*find_card)(const char * bus_id, char * uuid, char * why, size_t why_size);
+
+    // Lets kernels and copies of `card` reach the memory of `peer`; an enum pgc_peer. One direction.
+    int (*enable_peer)(int card, int peer, char * why, size_t why_size);
+    void (*disable_peer)(int card, int peer);
+
+    // Sends bytes host -> from -> to -> host; by_kernel stores to the peer's memory in place of a copy.
+    bool (*copy)(int from, int to, bool by_kernel, const void * sent, void * received, size_t size, double deadline_s,
+                 char * why, size_t why_size);
+
+    // Transports; NULL on failure. pg_group_add_transport takes them over, else call transport->free.
+    // Both hold on to the backends' streams. push: 2 to 8 cards, enables the peers it needs; sums longer than
+    // chunk_elements are cut. nccl: its settings come from the environment at the process's first use of it.
+    pg_transport * (*push_new)(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s,
+                               char * why, size_t why_size);
+    pg_transport * (*nccl_new)(const char * library, const char * name, int n_ranks, const ggml_backend_t * backends,
+                               double deadline_s, char * why, size_t why_size);
+
+    // Sums known numbers on all ranks several times: right everywhere, the same bits on all ranks, and
+    // with is_ordered exactly the sums taken in rank order. offset_elements shifts the tensor in its buffer.
+    bool (*check)(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements,
+                  int offset_elements, bool is_ordered, double deadline_s, char * why, size_t why_size);
+
+    // Seconds a sum, the slowest rank's, over n_repeats in one captured graph or launched one by one.
+    bool (*time)(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int n_repeats,
+                 bool is_captured, double deadline_s, double * seconds, char * why, size_t why_size);
+
+    // A check over NCCL on streams of its own, for a process that may be killed.
+    bool (*nccl_trial)(const char * library, int n_cards, const int * cards, double deadline_s, char * why, size_t why_size);
+
+    // A backend's launches, recorded on the calling thread (relaxed) and replayed.
+    bool (*capture_begin)(ggml_backend_t backend, char * why, size_t why_size);
+    pgc_graph * (*capture_end)(ggml_backend_t backend, char * why, size_t why_size);
+    bool (*graph_launch)(pgc_graph * graph, char * why, size_t why_size);
+    void (*graph_free)(pgc_graph * graph);
+} pgc_api;
+
+#ifdef __cplusplus
+}
+#endif
