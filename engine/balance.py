@@ -62,7 +62,9 @@ def parse_shares(text: str, n_ranks: int) -> tuple[float, ...]:
     except ValueError:
         raise ConfigError(f"tensor-split = {text!r}; shares are numbers, as in 3,1") from None
     if len(shares) > n_ranks:
-        raise ConfigError(f"tensor-split = {text!r} has {len(shares)} shares; there are {n_ranks} devices for them")
+        raise ConfigError(
+            f"tensor-split = {text!r} has {len(shares)} shares; there are {n_ranks} devices for them"
+        )
     return checked_shares(shares + (0.0,) * (n_ranks - len(shares)))
 
 
@@ -95,9 +97,12 @@ def default_shares(devices: Sequence[DeviceFacts], *, cut_bytes: int = 0, whole_
     if held != weights:
         reason += ", held to free memory"
     total = sum(held)
-    if total and len(set(held)) > 1:
-        reason += ": " + ", ".join(f"{d.name} {100 * w / total:.0f} %" for d, w in zip(devices, held))
-    return Shares(tuple(held) if total else (1.0,) * len(devices), reason)
+    if not total or len(set(held)) == 1:
+        return Shares((1.0,) * len(devices), reason)
+    values = tuple(w / total for w in held)
+    return Shares(
+        values, reason + ": " + ", ".join(f"{d.name} {100 * v:.0f} %" for d, v in zip(devices, values))
+    )
 
 
 def _held_to_memory(weights: list[float], room: list[int], cut_bytes: int) -> list[float]:
@@ -114,7 +119,9 @@ def _held_to_memory(weights: list[float], room: list[int], cut_bytes: int) -> li
         full |= over
     if not full:
         return weights
-    return [float(room[i]) if i in full else left * w / total if total else 0.0 for i, w in enumerate(weights)]
+    return [
+        float(room[i]) if i in full else left * w / total if total else 0.0 for i, w in enumerate(weights)
+    ]
 
 
 def deal(n_units: int, shares: Sequence[float]) -> tuple[int, ...]:
@@ -140,7 +147,9 @@ def deal_spans(n_items: int, unit: int, shares: Sequence[float]) -> tuple[Span, 
     return tuple((min(n_items, start * unit), min(n_items, stop * unit)) for start, stop in spans)
 
 
-def best_cuts(n_items: int, n_parts: int, cost: Cost, floor: Cost, tie: Tie, *, min_items: int = 0) -> tuple[Span, ...]:
+def best_cuts(
+    n_items: int, n_parts: int, cost: Cost, floor: Cost, tie: Tie, *, min_items: int = 0
+) -> tuple[Span, ...]:
     """Contiguous parts whose largest cost is smallest; among those the least sum of `tie`, then larger first parts.
 
     `floor` is at most `cost` and does not shrink when the part grows downwards; it bounds the search.
@@ -177,7 +186,9 @@ def _least_tie(
                 before, best = done[start], row[stop]
                 if before is None or cost(part, start, stop) > limit:
                     continue
-                total = tuple(a + b for a, b in itertools.zip_longest(before[0], tie(part, start, stop), fillvalue=0.0))
+                total = tuple(
+                    a + b for a, b in itertools.zip_longest(before[0], tie(part, start, stop), fillvalue=0.0)
+                )
                 if best is None or total < best[0]:
                     row[stop] = (total, (*before[1], (start, stop)))
         done = row
@@ -207,12 +218,16 @@ def layer_split(
     if counts is not None:
         return _given_counts(counts, n_layer, n_devices)
     if n_devices > n_layer:
-        raise ConfigError(f"layer-split = {n_devices}; the model has {n_layer} layers, so {n_layer} devices at most")
+        raise ConfigError(
+            f"layer-split = {n_devices}; the model has {n_layer} layers, so {n_layer} devices at most"
+        )
     sums = list(itertools.accumulate(layer_bytes, initial=0))
 
     def used(part: int, start: int, stop: int) -> float:
         fixed = (fixed_first if part == 0 else 0) + (fixed_last if part == n_devices - 1 else 0)
-        return (sums[stop] - sums[start] + (stop - start) * kv_bytes_per_layer + fixed) / max(1, free_bytes[part])
+        return (sums[stop] - sums[start] + (stop - start) * kv_bytes_per_layer + fixed) / max(
+            1, free_bytes[part]
+        )
 
     def squared(part: int, start: int, stop: int) -> tuple[float, ...]:
         return (used(part, start, stop) ** 2,)
@@ -237,5 +252,7 @@ def _given_counts(counts: Sequence[int], n_layer: int, n_devices: int) -> tuple[
     if len(counts) != n_devices:
         raise ConfigError(f"layer counts {shown} are for {len(counts)} devices; the split has {n_devices}")
     if min(counts) < 0 or sum(counts) != n_layer:
-        raise ConfigError(f"layer counts {shown}; counts of 0 or more that sum to {n_layer} layers are needed")
+        raise ConfigError(
+            f"layer counts {shown}; counts of 0 or more that sum to {n_layer} layers are needed"
+        )
     return spans_of(counts)

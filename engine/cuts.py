@@ -124,8 +124,12 @@ def tp_cuts(
     obstacle = _obstacle(plan)
     if len(set(shares)) > 1:
         shown = ",".join(f"{share:g}" for share in shares)
-        raise ConfigError(f"tensor-split = {shown}: {obstacle}; a larger share works, and 0 leaves the rank out")
-    works = [str(d.n_ranks) for d in valid_degrees(hp, rows, types, expert_split=expert_split) if not d.obstacle]
+        raise ConfigError(
+            f"tensor-split = {shown}: {obstacle}; a larger share works, and 0 leaves the rank out"
+        )
+    works = [
+        str(d.n_ranks) for d in valid_degrees(hp, rows, types, expert_split=expert_split) if not d.obstacle
+    ]
     raise ConfigError(f"tp = {len(shares)}: {obstacle}; this file works with tp {', '.join(works)}")
 
 
@@ -252,8 +256,10 @@ def _notes(hp: HParams, ranks: Sequence[RankCut]) -> tuple[str, ...]:
     held = sum(rank.n_head_kv for rank in ranks)
     if held > hp.n_head_kv:
         most = max(rank.n_head_kv for rank in ranks)
-        notes.append(f"{hp.n_head_kv} KV heads are held {held} times in all, by the fullest rank {most}")
+        notes.append(
+            f"n_head_kv = {hp.n_head_kv}: KV heads are copied, {held} in all, {most} on the fullest rank"
+        )
     without = [str(r) for r, rank in enumerate(ranks) if rank.share > 0 and rank.n_head == 0]
     if without:
-        notes.append(f"no attention heads on rank {', '.join(without)}")
+        notes.append(f"ranks without attention heads: {', '.join(without)}")
     return tuple(notes)

@@ -115,7 +115,13 @@ def tensor_demands(
         rank = plan.ranks[r]
         every = (0, model.hp.n_layer)
         return _demand(
-            model, devices[r], every, lambda row: plan.slice_of(row.name, r), compute_bytes, rank.heads, rank.n_head_kv
+            model,
+            devices[r],
+            every,
+            lambda row: plan.slice_of(row.name, r),
+            compute_bytes,
+            rank.heads,
+            rank.n_head_kv,
         )
 
     return tuple(of_rank(r) for r, rank in enumerate(plan.ranks) if rank.share > 0)

@@ -74,7 +74,9 @@ def largest_ctx(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts,
 
     def is_too_much(n_windows: int) -> bool:
         found = fit(model, demands, cache, n_windows * WINDOW)
-        return any(n - bare[name] > part * (found.free[name] - bare[name]) for name, n in found.needed.items())
+        return any(
+            n - bare[name] > part * (found.free[name] - bare[name]) for name, n in found.needed.items()
+        )
 
     most = round_up(model.hp.n_ctx_train, WINDOW) // WINDOW
     n_windows = bisect.bisect_left(range(1, most + 1), True, key=is_too_much)

@@ -76,7 +76,9 @@ class Placements(tuple[Placement, ...]):
         }
 
 
-_HEADER = ("device", "layers", "heads", "KV heads", "weights", "replicated", "mapped", "cache", "results", "total")
+_HEADER = (
+    "device", "layers", "heads", "KV heads", "weights", "replicated", "mapped", "cache", "results", "total",
+)  # fmt: skip
 
 
 def _cells(p: Placement) -> tuple[str, ...]:
@@ -97,7 +99,14 @@ def _mib(n_bytes: int) -> str:
 
 
 def choose_ctx(
-    hp: HParams, *, asked: int | None, n_slots: int, type_k: str, type_v: str, weights_bytes: int, free_bytes: int
+    hp: HParams,
+    *,
+    asked: int | None,
+    n_slots: int,
+    type_k: str,
+    type_v: str,
+    weights_bytes: int,
+    free_bytes: int,
 ) -> int:
     """The context of one request: what was asked, else the largest that fits up to the model's own.
 

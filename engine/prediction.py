@@ -11,7 +11,7 @@ Pure arithmetic: what was not measured gives None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -74,7 +74,12 @@ def seconds_at(points: Points, n_bytes: int) -> float | None:
 
 
 def predict(
-    hp: HParams, mode: Mode, demands: Sequence[Demand], cache: CacheFacts, work: Work, links: LinkTimes | None = None
+    hp: HParams,
+    mode: Mode,
+    demands: Sequence[Demand],
+    cache: CacheFacts,
+    work: Work,
+    links: LinkTimes | None = None,
 ) -> Prediction:
     """The times of one request alone."""
     links = links or LinkTimes()
@@ -84,11 +89,29 @@ def predict(
     return Prediction(mode, len(demands), _plus(token_s, link_s), link_s, first_token_s)
 
 
+def advice(predictions: Mapping[str, Prediction]) -> str:
+    """Which options are fastest, for a token and for a prompt; the keys are options, "" for one device."""
+    found = []
+    for what, times in (
+        ("a token", {options: p.token_s for options, p in predictions.items()}),
+        ("the first token", {options: p.first_token_s for options, p in predictions.items()}),
+    ):
+        known = {options: s for options, s in times.items() if s is not None}
+        if not known:
+            continue
+        best = min(known, key=lambda options: known[options])
+        gain = f", {known[''] / known[best]:.2f} x one device" if best and "" in known else ""
+        found.append(f"{best or 'one device'} is fastest for {what}: {1000 * known[best]:.2f} ms{gain}")
+    return "; ".join(found) or "nothing was measured"
+
+
 def _token_s(hp: HParams, demand: Demand, cache: CacheFacts, n_past: int) -> float | None:
     if not demand.device.bandwidth:
         return None
     cache_bytes = n_past * cache.token_bytes(hp, demand.n_layer, demand.n_head_kv)
-    return (demand.read_bytes + cache_bytes) / demand.device.bandwidth + demand.n_layer * demand.device.layer_s
+    return (
+        demand.read_bytes + cache_bytes
+    ) / demand.device.bandwidth + demand.n_layer * demand.device.layer_s
 
 
 def _prompt_s(hp: HParams, demand: Demand, work: Work) -> float | None:
@@ -114,7 +137,9 @@ def _first_token_s(
     per_chunk = [None if part is None else part / n_chunks for part in parts]
     known = [part for part in per_chunk if part is not None]
     longest = max(known) if len(known) == len(parts) else None
-    return _plus(_plus(_together(mode, per_chunk), None if longest is None else (n_chunks - 1) * longest), link_s)
+    return _plus(
+        _plus(_together(mode, per_chunk), None if longest is None else (n_chunks - 1) * longest), link_s
+    )
 
 
 def _together(mode: Mode, parts: Sequence[float | None]) -> float | None:
@@ -125,7 +150,9 @@ def _together(mode: Mode, parts: Sequence[float | None]) -> float | None:
     return sum(known) if mode is Mode.LAYER else max(known)
 
 
-def _link_s(hp: HParams, mode: Mode, demands: Sequence[Demand], links: LinkTimes, n_tokens: int) -> float | None:
+def _link_s(
+    hp: HParams, mode: Mode, demands: Sequence[Demand], links: LinkTimes, n_tokens: int
+) -> float | None:
     """Time on links in one pass over n_tokens."""
     if len(demands) == 1:
         return 0.0

@@ -56,12 +56,17 @@ class Wish:
 def refusal_with_remedies(wish: Wish, remedies: Sequence[Remedy]) -> str:
     """What was asked, what is, and what would work, in one line."""
     found = "; ".join(map(str, remedies))
-    works = f"these fit: {found}" if remedies else "nothing on this machine fits it; a smaller quantisation might"
+    works = (
+        f"these fit: {found}" if remedies else "nothing on this machine fits it; a smaller quantisation might"
+    )
     return f"{refusal(fit(wish.model, wish.demands, wish.cache, wish.wanted_ctx), wish.cache)}; {works}"
 
 
 def remedies(wish: Wish) -> list[Remedy]:
-    """Every way to make it fit, the best first: more GPUs, a smaller cache, a shorter context, then the CPU."""
+    """Every way to make it fit, the best first: more GPUs, a smaller cache, a shorter context.
+
+    The CPU helps out only where the GPUs alone cannot hold the context that was asked for.
+    """
     found: list[Remedy] = []
     for settings, demands, cache, ctx in _candidates(wish):
         result = fit(wish.model, demands, cache, ctx)
@@ -91,6 +96,8 @@ def _candidates(wish: Wish) -> Iterator[Candidate]:
         if not groups and len(gpus) > 1:
             for settings, demands in _groups(wish, gpus, min(len(gpus), MAX_RANKS)):
                 yield from _shorter(wish, settings, demands)
+    if groups or _fits_one(wish, gpus):
+        return
     if cpus and gpus and len(gpus) < min(MAX_RANKS, wish.model.hp.n_layer):
         names = ",".join(d.name for d in (*gpus, cpus[0]))
         demands = split_demands(wish.model, [*gpus, cpus[0]], wish.cache, ctx, wish.compute_bytes)
@@ -98,6 +105,11 @@ def _candidates(wish: Wish) -> Iterator[Candidate]:
     for cpu in cpus[:1]:
         if asked != {cpu.name}:
             yield {"device": cpu.name}, whole_demand(wish.model, cpu, wish.compute_bytes), wish.cache, ctx
+
+
+def _fits_one(wish: Wish, gpus: Sequence[DeviceFacts]) -> bool:
+    demands = (whole_demand(wish.model, gpu, wish.compute_bytes) for gpu in gpus)
+    return any(fit(wish.model, demand, wish.cache, wish.wanted_ctx).is_fitting for demand in demands)
 
 
 def _is_smaller(wish: Wish, cache: CacheFacts) -> bool:

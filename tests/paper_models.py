@@ -44,7 +44,9 @@ def table(hp: HParams) -> list[Weight]:
     return [*embedding_rows(hp), *(row for i in range(hp.n_layer) for row in layer_rows(hp, i))]
 
 
-def kinds(rows: list[Weight], matrices: Kind = F32, *, biases: bool = False, **by_part: Kind) -> dict[str, Kind]:
+def kinds(
+    rows: list[Weight], matrices: Kind = F32, *, biases: bool = False, **by_part: Kind
+) -> dict[str, Kind]:
     """A type for each weight of the file: `matrices` for all, others by part of the name (`ffn_down=Q4_K`)."""
     found = {}
     for row in rows:
@@ -60,7 +62,14 @@ def kinds(rows: list[Weight], matrices: Kind = F32, *, biases: bool = False, **b
 def llama_8b() -> HParams:
     """Llama 3's 8B."""
     return numbers(
-        n_layer=32, n_ctx_train=131072, n_embd=4096, n_vocab=128256, n_head=32, n_head_kv=8, head_dim=128, n_ff=14336
+        n_layer=32,
+        n_ctx_train=131072,
+        n_embd=4096,
+        n_vocab=128256,
+        n_head=32,
+        n_head_kv=8,
+        head_dim=128,
+        n_ff=14336,
     )
 
 
@@ -75,7 +84,11 @@ def even(n: int) -> tuple[float, ...]:
 
 
 def plan_of(
-    hp: HParams, shares: tuple[float, ...], matrices: Kind = F32, expert_split: str = "inside", **by_part: Kind
+    hp: HParams,
+    shares: tuple[float, ...],
+    matrices: Kind = F32,
+    expert_split: str = "inside",
+    **by_part: Kind,
 ) -> TensorPlan:
     """A Llama of these numbers and types, cut."""
     rows = table(hp)
@@ -99,4 +112,6 @@ def gpus(n: int, free_gib: float = 80) -> list[DeviceFacts]:
 
 def total_bytes(model: ModelFacts) -> int:
     """Bytes of all weights of the file."""
-    return sum(WHOLE.n_bytes(row.shape, model.types[row.name]) for row in model.rows if row.name in model.types)
+    return sum(
+        WHOLE.n_bytes(row.shape, model.types[row.name]) for row in model.rows if row.name in model.types
+    )

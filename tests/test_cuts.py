@@ -295,7 +295,7 @@ def test_degrees_of_a_real_shape() -> None:
     assert [d.n_ranks for d in degrees if not d.obstacle] == list(range(1, 17))
     fullest = {d.n_ranks: round(d.fullest, 2) for d in degrees}
     assert (fullest[1], fullest[2], fullest[4], fullest[7]) == (1.0, 1.0, 1.0, 1.13)
-    assert degrees[8].notes == ("8 KV heads are held 9 times in all, by the fullest rank 1",)
+    assert degrees[8].notes == ("n_head_kv = 8: KV heads are copied, 9 in all, 1 on the fullest rank",)
 
 
 def test_degrees_of_a_small_file_name_the_obstacle() -> None:
