@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -173,3 +174,11 @@ def test_one_placement_is_one_line() -> None:
         "cpu (a processor): weights 1 MiB + 3 MiB mapped from the file, cache 2 MiB (4 x 4096 tokens), "
         "results 4 MiB"
     )
+
+
+def test_placements_as_json_have_the_sums() -> None:
+    model = facts(numbers())
+    found = placements(model, cut_demands(model, gpus(2)), CACHE, 1024).to_dict()
+    assert json.loads(json.dumps(found))["ranks"][1]["heads"] == [2, 4]
+    assert found["weights_bytes"] == sum(rank["weights_bytes"] for rank in found["ranks"])
+    assert found["n_bytes"] == found["weights_bytes"] + found["cache_bytes"] + found["compute_bytes"]
