@@ -24,7 +24,7 @@ from .operands import (
     node,
     repeats,
 )
-from .shapes import cont, repeat
+from .shapes import cast, cont, repeat
 from .tensor import Tensor
 
 
@@ -228,4 +228,6 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 def quotient(number: float, x: Tensor) -> Tensor:
     """A number divided by each element."""
-    return div(repeat(graph_of(x).constant(_number("div", number)), x.shape), x)
+    need_type("arithmetic with a number", x, FLOATS)
+    numbers_of_x = repeat(graph_of(x).constant(_number("div", number)), x.shape)
+    return div(numbers_of_x if x.dtype.name == "f32" else cast(numbers_of_x, x.dtype), x)
