@@ -9,10 +9,10 @@ from graphs import compute, cpu, random, stored, with_weights
 import pyggml as gg
 from pyggml.dtypes import DTYPES
 
-# Types that a weight can be quantised to without an importance matrix, and the relative error that ggml's kernels add
-# by quantising the other side.
+# Without the types that want an importance matrix and those whose quantisers build tables for many seconds.
+SLOW = ("iq1_m", "iq2_s")
 QUANTISED = [
-    t.name for t in DTYPES if t.is_quantized and t.name not in ("q8_1", "q8_k") and not t.needs_imatrix
+    t.name for t in DTYPES if t.is_quantized and not t.needs_imatrix and t.name not in ("q8_1", "q8_k", *SLOW)
 ]
 
 

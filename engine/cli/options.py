@@ -26,7 +26,7 @@ OPTIONS: tuple[Option, ...] = (
            RUN, '"Why is the sky blue?"', positional=True),
     Option("device", text("NAME,..."), "devices to run on, one a rank: what `pyggml devices` lists as name, bus id or product",
            LOADS, "cuda:0,cuda:1",
-           default_text="the GPU with most free memory, else cpu; with --tp or --layer-split the first GPUs"),
+           default_text="the GPU with most free memory, else cpu; for several ranks the first GPUs"),
     Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", LOADS, "2"),
     Option("layer-split", whole(1), "put whole layers on N devices", LOADS, "2"),
     Option("tensor-split", text("A,B,..."), "shares of the devices; with --layer-split their numbers of layers",

@@ -1,5 +1,12 @@
 /* pyggml/native: transports of groups, and the table of the separate CUDA module. */
-typedef struct { const char *name; void *self; void (*free)(void *self); ...; } pg_transport;
+typedef struct {
+    const char *name;
+    void *self;
+    int (*all_reduce)(void *self, int rank, ggml_backend_t backend, struct ggml_tensor *tensor);
+    int (*poll)(void *self, int rank, ggml_backend_t backend, double deadline_s);
+    void (*abort)(void *self);
+    void (*free)(void *self);
+} pg_transport;
 void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group *group);
 
