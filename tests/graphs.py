@@ -37,7 +37,7 @@ def compute(
             if kind.numpy is None:
                 operands.append(g.weight(array, type=kind))
             else:
-                values[f"x{i}"] = array
+                values[f"x{i}"] = array.astype(kind.numpy)
                 operands.append(g.input(f"x{i}", array.shape, kind))
         g.output("y", build(*operands))
         return g.run(**values)["y"]
