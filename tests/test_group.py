@@ -130,7 +130,7 @@ def lone_send(g: gg.RankGraph, rank: int) -> None:
     ("build", "words"),
     [
         (lambda g, r: g.output("y", g.all_reduce(g.input("x", (1, 4 + r)) * 1.0)), "all ranks need the same"),
-        (lambda g, r: g.output("y", (g.all_reduce if r else g.do)(g.input("x", (1, 4)) * 1.0)), "all ranks need the same"),
+        (lambda g, r: (g.all_reduce if r else g.do)(g.input("x", (1, 4)) * 1.0), "all ranks need the same"),
         (lone_send, "rank 0 sends"),
         (lambda g, r: g.recv((1, 4), source=r), "cannot recv"),
         (lambda g, r: g.broadcast(g.input("x", (1, 4)) * 1.0, root=7), "root of 0 to 1"),

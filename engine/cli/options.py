@@ -24,7 +24,7 @@ OPTIONS: tuple[Option, ...] = (
            MODEL, "model.gguf", positional=True, required=True),
     Option("prompt", text(), "what to answer; without it standard input is read, and on a terminal a chat begins",
            RUN, '"Why is the sky blue?"', positional=True),
-    Option("device", text("NAME,..."), "devices to run on, one a rank: what `pyggml devices` lists as name, bus id or product",
+    Option("device", text("NAME,..."), "devices, one a rank: what `pyggml devices` lists as name, bus id or product",
            LOADS, "cuda:0,cuda:1",
            default_text="the GPU with most free memory, else cpu; for several ranks the first GPUs"),
     Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", LOADS, "2"),
