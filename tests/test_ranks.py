@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from stored_logits import PROMPT
 
 import pyggml as gg
-from pyggml.engine import LLM, ConfigError
+from pyggml.engine import LLM, ConfigError, GenerationError
 from pyggml.engine.forward import Forward
 
 F32: dict[str, Any] = {"threads": 1, "ctx": 256, "parallel": 2, "cache_type_k": "f32", "cache_type_v": "f32"}
@@ -209,3 +210,19 @@ def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: 
         assert llm.stats.n_steps > 0
     assert [a.ids for a in answers] == [a.ids for a in right]
     assert [a.logprobs for a in answers] == [a.logprobs for a in right]
+
+
+@pytest.mark.parametrize("mode", [{"tp": 2}, {"layer_split": 2}])
+def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(mode: dict[str, int], tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama"), device="cpu,cpu", **F32, **mode) as llm:
+        stream = llm.generate(["abc"], temperature=0, ignore_eos=True, max_tokens=200, stream=True)
+        next(stream)
+        group = llm._loaded.ranks.group
+        assert group is not None
+        group.fail("planted", rank=1)
+        with pytest.raises(GenerationError, match="planted"):
+            for _ in stream:
+                pass
+        with pytest.raises(GenerationError, match="closed"):
+            llm.generate("abc", max_tokens=4)
+    assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
