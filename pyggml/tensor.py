@@ -273,16 +273,19 @@ def host_bytes(data: Any, kind: DType, shape: Sequence[int], name: str = "") -> 
         raise ShapeError(f"{name or 'tensor'} has shape {tuple(shape)}; the data has {np.shape(data)}")
     if array.dtype.kind not in "fiub":
         raise ShapeError(f"{name or 'tensor'} takes numbers; the data is {array.dtype}")
-    if kind.numpy is not None and not np.can_cast(array.dtype, kind.numpy, "same_kind"):
-        return _exact_integers(array, kind.numpy, name)
-    return quantize(array, kind)
-
-
-def _exact_integers(array: np.ndarray, kind: np.dtype[Any], name: str) -> np.ndarray:
-    limits = np.iinfo(kind)
-    if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
+    if kind.numpy is None or kind.numpy.kind != "i":
+        return quantize(array, kind)
+    if not fits_integers(array, kind.numpy):
         raise ShapeError(f"{name or 'tensor'} is {kind}; the {array.dtype} data does not fit it")
-    return np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(array, kind.numpy).reshape(-1).view(np.uint8)
+
+
+def fits_integers(array: np.ndarray, kind: np.dtype[Any]) -> bool:
+    """Whether an integer type holds these numbers as they are."""
+    if np.can_cast(array.dtype, kind):
+        return True
+    limits = np.iinfo(kind)
+    return array.dtype.kind in "iu" and bool(array.min() >= limits.min and array.max() <= limits.max)
 
 
 def as_numpy(raw: np.ndarray, kind: DType, shape: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ._ffi import ffi, lib
 from .errors import ShapeError
+from .tensor import fits_integers
 
 
 class Transfers:
@@ -42,10 +43,6 @@ def fill(name: str, feed: np.ndarray, value: Any) -> None:
         raise ShapeError(f"input {name!r} has shape {feed.shape}; {array.shape} was given")
     if array.dtype.kind not in "fiub":
         raise ShapeError(f"input {name!r} takes numbers; {array.dtype} was given")
-    if feed.dtype.kind == "i" and not np.can_cast(array.dtype, feed.dtype):
-        limits = np.iinfo(feed.dtype)
-        if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
-            raise ShapeError(
-                f"input {name!r} is {feed.dtype}; {array.dtype} values that do not fit were given"
-            )
+    if feed.dtype.kind == "i" and not fits_integers(array, feed.dtype):
+        raise ShapeError(f"input {name!r} is {feed.dtype}; {array.dtype} values that do not fit it were given")
     np.copyto(feed, array, casting="unsafe")
