@@ -22,7 +22,10 @@ bool find_place(ggml_backend_t backend, place & found, const reason & why) {
     if (!why.passed(cudaDeviceGetByPCIBusId(&found.card, props.device_id), "cudaDeviceGetByPCIBusId")) {
         return false;
     }
-    ggml_backend_synchronize(backend);  // makes the stream of a backend that has not computed yet
-    found.stream = context->streams[context->device][context->curr_stream_no];
+    const cudaStream_t & stream = context->streams[context->device][context->curr_stream_no];
+    if (!stream) {
+        ggml_backend_synchronize(backend);  // makes it; not elsewhere, since a stream that is captured takes no wait
+    }
+    found.stream = stream;
     return found.stream || why.say("%s has no stream", ggml_backend_name(backend));
 }

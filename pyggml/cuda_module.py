@@ -1,0 +1,47 @@
+"""Our CUDA module: transports between cards, loaded when first asked for and absent where CUDA was not built.
+
+Its functions come as one table; they run without the GIL. `why()` makes the buffer that each of them takes for the
+reason of a failure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from ._ffi import ffi, lib
+from .device import LIBRARY_DIR
+from .errors import BuildError
+
+MODULE = LIBRARY_DIR / "libpyggml-cuda.so"
+WHY_BYTES = 400
+
+
+@functools.cache
+def cuda_api() -> Any | None:
+    """The module's table of functions, None where it was not built.
+
+    Raises BuildError when it is there and cannot be loaded.
+    """
+    if not MODULE.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(MODULE), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise BuildError(f"the CUDA transports cannot be loaded: {error}") from error
+    library.pgc_open.restype = ctypes.c_void_p
+    api = ffi.cast("pgc_api *", library.pgc_open())
+    if api.abi != lib.PGC_ABI:
+        raise BuildError(f"{MODULE.name} is of another build; make both with: python build_ggml.py --install")
+    return api
+
+
+def why() -> Any:
+    """A buffer for a reason."""
+    return ffi.new("char[]", WHY_BYTES)
+
+
+def words(buffer: Any) -> str:
+    """The reason in a buffer."""
+    return str(ffi.string(buffer).decode("utf-8", "replace")) or "no reason given"

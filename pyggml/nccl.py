@@ -1,0 +1,270 @@
+"""NCCL: where the library is, and whether it works here, found out in a child process that may hang and be killed.
+
+The verdict is kept in the user's cache folder, by driver, NCCL, cards and settings. NCCL reads its settings from the
+environment once a process, so a process uses it with peer access or without, never both.
+`python -m pyggml.nccl --trial --library PATH --cards BUS_ID,BUS_ID` is the child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ._ffi import ffi
+from .cuda_module import cuda_api, why, words
+from .errors import DeviceError
+
+LOG = logging.getLogger("pyggml.transport")
+SONAME = "libnccl.so.2"
+TRIAL_DEADLINE_S = 20.0
+TRIAL_MODES = ("cached", "force", "skip")
+# Kept unless the user says otherwise: everything connects at the start, and no multicast through the switches.
+DEFAULTS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_NVLS_ENABLE": "0"}
+_used_with_peers: bool | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """An NCCL library: what dlopen takes, and its version as NCCL counts it (22703 is 2.27.3)."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a trial; `problem` is None where all sums were right, `expired` after the deadline."""
+
+    problem: str | None
+    seconds: float
+    deadline_s: float
+    expired: bool = False
+
+
+def candidates() -> Iterator[str]:
+    """What to open, best first: PYGGML_NCCL, what the loader knows or has loaded, the wheel's, PyTorch's."""
+    if named := os.environ.get("PYGGML_NCCL"):
+        yield named
+        return
+    yield SONAME
+    for place in dict.fromkeys(path for path in sys.path if path):
+        for folder in ("nvidia/nccl/lib", "torch/lib"):
+            library = Path(place) / folder / SONAME
+            if library.exists():
+                yield str(library)
+
+
+def find_library() -> Library | None:
+    """The first NCCL that can be opened."""
+    for path in candidates():
+        try:
+            library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+        except OSError:
+            continue
+        version = ctypes.c_int(0)
+        if library.ncclGetVersion(ctypes.byref(version)) == 0:
+            return Library(_opened_path(path), version.value)
+    return None
+
+
+def _opened_path(path: str) -> str:
+    # A child process must open the same file, also where only another package's loading made the bare name work.
+    if os.sep in path:
+        return path
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next((line[line.index("/") :] for line in maps if "/libnccl.so" in line), path)
+
+
+def environment(peers: bool, base: Mapping[str, str]) -> dict[str, str]:
+    """The base environment with NCCL's settings for use with or without peer access."""
+    chosen = {**DEFAULTS, **base}
+    if not peers:
+        chosen["NCCL_P2P_DISABLE"] = "1"
+    return chosen
+
+
+def use_settings(peers: bool) -> None:
+    """Put the settings into this process, before its first use of NCCL.
+
+    Raises DeviceError when the process uses NCCL already in the other way.
+    """
+    global _used_with_peers
+    if _used_with_peers not in (None, peers):
+        used, wanted = ("nccl-shm", "nccl") if peers else ("nccl", "nccl-shm")
+        raise DeviceError(f"this process uses {used} already; {wanted} needs a process of its own")
+    os.environ.update(environment(peers, os.environ))
+    _used_with_peers = peers
+
+
+def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The NVIDIA driver's version, "unknown" where it does not say."""
+    try:
+        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", proc.read_text().splitlines()[0])
+    except (OSError, IndexError):
+        return "unknown"
+    return found[1] if found else "unknown"
+
+
+def run_trial(
+    library: Library, bus_ids: Sequence[str], peers: bool, deadline_s: float = TRIAL_DEADLINE_S
+) -> Verdict:
+    """Let a child process sum over these cards, and kill it at the deadline."""
+    command = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "pyggml.nccl", "--trial"]
+    command += ["--library", library.path, "--cards", ",".join(bus_ids), "--deadline", str(deadline_s)]
+    return watch(command, environment(peers, os.environ), deadline_s)
+
+
+def watch(command: Sequence[str], env: Mapping[str, str], deadline_s: float) -> Verdict:
+    """Run a trial's command, which prints a JSON object with "problem" as its last such line."""
+    path = os.pathsep.join(place for place in sys.path if place)
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(
+            command,
+            env={**env, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            _kill(child)
+            problem = f"a sum over the cards did not end within {deadline_s:g} s"
+            return Verdict(problem, deadline_s, deadline_s, expired=True)
+        except BaseException:
+            _kill(child)
+            raise
+        said.seek(0)
+        lines = said.read().decode("utf-8", "replace").strip().splitlines()
+    seconds = time.monotonic() - start
+    for line in reversed(lines):
+        if line.startswith('{"problem"'):
+            return Verdict(json.loads(line)["problem"], seconds, deadline_s)
+    ending = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return Verdict(
+        f"the trial ended {ending}: {lines[-1] if lines else 'it said nothing'}", seconds, deadline_s
+    )
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        LOG.warning("process %d is stuck in the driver and does not die", child.pid)
+
+
+def verdict(
+    library: Library,
+    cards: Mapping[str, str],
+    peers: bool,
+    *,
+    deadline_s: float = TRIAL_DEADLINE_S,
+    mode: str | None = None,
+) -> Verdict:
+    """The cached verdict on these cards (uuid by bus id), else that of a new trial.
+
+    `mode` (PYGGML_NCCL_TRIAL): "cached", "force" repeats the trial, "skip" trusts NCCL.
+    Raises DeviceError for another mode.
+    """
+    mode = mode or os.environ.get("PYGGML_NCCL_TRIAL") or "cached"
+    if mode not in TRIAL_MODES:
+        raise DeviceError(f"PYGGML_NCCL_TRIAL={mode}; there are {', '.join(TRIAL_MODES)}")
+    if mode == "skip":
+        return Verdict(None, 0.0, deadline_s)
+    facts = _facts(library, cards, peers)
+    path = cache_dir() / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.json"
+    known = _read(path) if mode == "cached" else None
+    # More patience than last time deserves another try.
+    if known and not (known.expired and deadline_s > known.deadline_s):
+        return known
+    LOG.info(
+        "trying NCCL %d on %d cards in a process of its own, up to %g s",
+        library.version,
+        len(cards),
+        deadline_s,
+    )
+    found = run_trial(library, list(cards), peers, deadline_s)
+    _write(path, {**facts, "verdict": asdict(found)})
+    return found
+
+
+def cache_dir() -> Path:
+    """Where verdicts are kept."""
+    base = os.environ.get("PYGGML_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "pyggml"
+    )
+    return Path(base).expanduser() / "nccl"
+
+
+def _facts(library: Library, cards: Mapping[str, str], peers: bool) -> dict[str, object]:
+    settings = {k: v for k, v in environment(peers, os.environ).items() if k.startswith("NCCL_")}
+    return {
+        "driver": driver_version(),
+        "library": library.path,
+        "nccl": library.version,
+        "cards": list(cards.values()),
+        "settings": {k: v for k, v in settings.items() if not k.startswith("NCCL_DEBUG")},
+    }
+
+
+def _read(path: Path) -> Verdict | None:
+    try:
+        return Verdict(**json.loads(path.read_text())["verdict"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump(facts, file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        LOG.info("the verdict on NCCL cannot be kept: %s", error)
+
+
+def _trial_problem(library: str, bus_ids: Sequence[str], deadline_s: float) -> str | None:
+    api, reason = cuda_api(), why()
+    if api is None:
+        return "the CUDA transports are not built"
+    cards = [api.find_card(bus_id.encode(), ffi.new("char[33]"), reason, len(reason)) for bus_id in bus_ids]
+    if min(cards) < 0 or not api.nccl_trial(
+        library.encode(), len(cards), cards, deadline_s, reason, len(reason)
+    ):
+        return words(reason)
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the trial in this process and print {"problem": ...}."""
+    parser = argparse.ArgumentParser(prog="python -m pyggml.nccl", description=main.__doc__)
+    parser.add_argument("--trial", action="store_true", required=True)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--cards", required=True, help="PCI addresses")
+    parser.add_argument("--deadline", type=float, default=TRIAL_DEADLINE_S)
+    args = parser.parse_args(arguments)
+    problem = _trial_problem(args.library, args.cards.split(","), args.deadline)
+    print(json.dumps({"problem": problem}), flush=True)
+    # NCCL's and CUDA's own clean-up may hang after a failure.
+    os._exit(0 if problem is None else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""The links of CUDA ranks over a stand-in for the native module: obstacles, reasons, and who frees what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pyggml import cuda_links, nccl
+from pyggml._ffi import ffi, lib
+from pyggml.cuda_links import CudaLinks
+from pyggml.errors import DeviceError
+from pyggml.transport import choose
+
+
+@dataclass
+class FakeDevice:
+    name: str
+    module: str = "cuda"
+    bus_id: str | None = None
+
+
+@dataclass
+class FakeBackend:
+    device: FakeDevice
+    handle: Any = ffi.NULL
+
+
+class FakeModule:
+    """The native module's table in Python; `failing` maps a function's name to its reason."""
+
+    def __init__(self, failing: dict[str, str] | None = None) -> None:
+        self.failing = failing or {}
+        self.freed: list[str] = []
+        self.checked: list[tuple[int, int, bool]] = []
+        self.waits: dict[str, float] = {}
+        self._kept: list[Any] = []
+
+    def _outcome(self, function: str, buffer: Any, size: int) -> bool:
+        words = self.failing.get(function, "").encode()
+        ffi.memmove(buffer, words + b"\0", len(words) + 1)
+        return not words
+
+    def find_card(self, bus_id: bytes, uuid: Any, *reason: Any) -> int:
+        ffi.memmove(uuid, bus_id[5:7] * 16, 32)
+        return int(bus_id[5:7], 16) if self._outcome("find_card", *reason) else -1
+
+    def enable_peer(self, card: int, peer: int, *reason: Any) -> int:
+        if self._outcome("enable_peer", *reason):
+            return int(lib.PGC_PEER_ENABLED)
+        return int(
+            lib.PGC_PEER_TOO_MANY if "too many" in self.failing["enable_peer"] else lib.PGC_PEER_ABSENT
+        )
+
+    def disable_peer(self, card: int, peer: int) -> None:
+        pass
+
+    def copy(
+        self, source: int, target: int, by_kernel: bool, sent: bytes, received: Any, size: int, *rest: Any
+    ) -> bool:
+        ffi.memmove(received, sent, size)
+        return self._outcome("copy", *rest[1:])
+
+    def _made(self, name: str) -> Any:
+        transport = ffi.new("pg_transport *")
+        free = ffi.callback("void(void *)", lambda _: self.freed.append(name))
+        transport.free = free
+        self._kept += [transport, free]
+        return transport
+
+    def push_new(self, n_ranks: int, backends: Any, chunk: int, wait_s: float, *reason: Any) -> Any:
+        self.waits["push"] = wait_s
+        return self._made("push") if self._outcome("push_new", *reason) else ffi.NULL
+
+    def nccl_new(
+        self, library: bytes, name: bytes, n_ranks: int, backends: Any, wait_s: float, *reason: Any
+    ) -> Any:
+        return self._made(name.decode()) if self._outcome("nccl_new", *reason) else ffi.NULL
+
+    def check(
+        self, made: Any, n: int, backends: Any, n_elements: int, offset: int, ordered: bool, *rest: Any
+    ) -> bool:
+        self.checked.append((n_elements, offset, ordered))
+        return self._outcome("check", *rest[1:])
+
+    def time(
+        self, made: Any, n: int, backends: Any, n_elements: int, repeats: int, captured: bool, *rest: Any
+    ) -> bool:
+        rest[1][0] = n_elements * 1e-9
+        return self._outcome("time", *rest[2:])
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """NCCL is there and works, and this process has not used it."""
+    os.environ.pop("NCCL_P2P_DISABLE", None)
+    monkeypatch.setattr(nccl, "_used_with_peers", None)
+    monkeypatch.setattr(nccl, "find_library", lambda: nccl.Library("/l/libnccl.so.2", 22703))
+    monkeypatch.setattr(nccl, "verdict", lambda *a, **k: nccl.Verdict(None, 1.0, 20.0))
+    yield
+
+
+def links_of(monkeypatch: pytest.MonkeyPatch, module: FakeModule | None, *bus_ids: str) -> CudaLinks:
+    monkeypatch.setattr(cuda_links, "cuda_api", lambda: module)
+    backends: Any = [FakeBackend(FakeDevice(f"cuda:{i}", bus_id=bus_id)) for i, bus_id in enumerate(bus_ids)]
+    return CudaLinks(backends, lambda n: 1.0, wait_s=33.0)
+
+
+TWO = ("0000:1b:00.0", "0000:3a:00.0")
+
+
+def test_the_cards_numbers_and_uuids_come_from_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = links_of(monkeypatch, FakeModule(), *TWO)
+    assert links.cards == [0x1B, 0x3A]
+    assert links.uuids == {TWO[0]: "1b" * 16, TWO[1]: "3a" * 16}
+    assert [links.obstacle(name) for name in ("push", "nccl", "nccl-shm", "host")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("bus_ids", "words"),
+    [
+        (TWO[:1], "a single rank"),
+        ((TWO[0], TWO[0]), "ranks 0 and 1 share a card"),
+        ((*TWO, f"{TWO[0]}-v2"), "ranks 0 and 2 share a card"),
+        ([f"0000:{i:02x}:00.0" for i in range(9)], "9 ranks; push is for up to 8"),
+    ],
+)
+def test_where_push_cannot_be(bus_ids: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words in str(links_of(monkeypatch, FakeModule(), *bus_ids).obstacle("push"))
+
+
+def test_nine_cards_still_have_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = links_of(monkeypatch, FakeModule(), *[f"0000:{i:02x}:00.0" for i in range(9)])
+    assert links.obstacle("nccl") is None
+
+
+def test_without_the_module_nothing_but_host_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = links_of(monkeypatch, None, *TWO)
+    assert [links.obstacle(name) for name in ("push", "nccl", "host")] == [
+        "libpyggml-cuda.so is not built"
+    ] * 2 + [None]
+
+
+def test_without_nccl_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "find_library", lambda: None)
+    links = links_of(monkeypatch, FakeModule(), *TWO)
+    assert "pip install nvidia-nccl" in str(links.obstacle("nccl")) and links.obstacle("push") is None
+
+
+def test_a_users_nccls_switch_leaves_only_the_way_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ["NCCL_P2P_DISABLE"] = "1"
+    links = links_of(monkeypatch, FakeModule(), *TWO)
+    assert (links.obstacle("nccl"), links.obstacle("nccl-shm")) == ("NCCL_P2P_DISABLE is set", None)
+
+
+def test_healthy_cards_choose_by_size_and_free_what_nobody_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeModule()
+    links = links_of(monkeypatch, module, *TWO)
+    report = choose(links)
+    assert [row.passed for row in report.rows] == [True, True, False, True]
+    assert module.waits == {"push": 33.0}
+    assert {(n % 4 > 0, offset % 4 > 0) for n, offset, _ in module.checked} >= {
+        (True, False),
+        (True, True),
+        (False, False),
+    }
+    assert {ordered for *_, ordered in module.checked[:5]} == {True}
+    taken = links.take("push")
+    links.close()
+    assert module.freed == ["nccl"] and taken.free != ffi.NULL
+
+
+@pytest.mark.parametrize("function", ["push_new", "check", "time"])
+def test_a_transport_that_fails_is_freed_at_once_and_tells_why(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = FakeModule({function: "rank 1 is broken"})
+    links = links_of(monkeypatch, module, *TWO)
+    report = choose(links)
+    assert "rank 1 is broken" in report.row("push").reason and not report.row("push").passed
+    links.close()
+    assert module.freed.count("push") == (0 if function == "push_new" else 1)
+
+
+def test_copies_come_back_and_their_failures_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links_of(monkeypatch, FakeModule(), *TWO).copy(0, 1, b"\0abc\xff", True) == b"\0abc\xff"
+    with pytest.raises(DeviceError, match="an illegal access"):
+        links_of(monkeypatch, FakeModule({"copy": "an illegal access"}), *TWO).copy(0, 1, b"abc", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("too many", "too many peers; CUDA allows a card 8"), ("no peer access", "no peer access")],
+)
+def test_peers_that_cannot_be_enabled_say_why(
+    reason: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert links_of(monkeypatch, FakeModule({"enable_peer": reason}), *TWO).enable_peer(0, 1) == told
