@@ -89,8 +89,19 @@ class Tensor:
         if self.owner.closed:
             raise ClosedError(f"the {self.owner.description} that held this tensor is closed")
         if self._handle is None:
-            raise ShapeError("this transposed matrix can only stand on the right of @")
+            self._handle = self._transposed_handle()
         return self._handle
+
+    def _transposed_handle(self) -> Any:
+        """The view that `.T` stands for: made only when something besides @ asks for it."""
+        source = self.transposed_of
+        assert source is not None
+        if self.graph is None or source.dtype.block_size > 1:
+            raise ShapeError("this transposed matrix can only stand on the right of @")
+        axes = list(range(self.ndim))
+        axes[-1], axes[-2] = axes[-2], axes[-1]
+        self.owner = self.graph
+        return shapes.permute(source, axes).handle
 
     @property
     def name(self) -> str:
@@ -228,14 +239,7 @@ class Tensor:
         """This tensor with its last two dimensions swapped, without a copy."""
         if self.transposed_of is not None:
             return self.transposed_of
-        ndim = max(self.ndim, 2)
-        if self.dtype.block_size > 1 or self.graph is None:
-            return Tensor(None, ndim, self.owner, self.graph, self)
-        axes = list(range(ndim))
-        axes[-1], axes[-2] = axes[-2], axes[-1]
-        swapped = shapes.permute(self, axes)
-        swapped.transposed_of = self
-        return swapped
+        return Tensor(None, max(self.ndim, 2), self.owner, self.graph, self)
 
     def reshape(self, *shape: int) -> Tensor:
         """This tensor's elements in another shape; it must be contiguous."""

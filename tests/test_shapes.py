@@ -211,3 +211,10 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_with_the_reason(build: object, words: str) -> None:
     with gg.Graph(cpu()) as g, pytest.raises(gg.ShapeError, match=words):
         build(g, g.input("x", (4, 8)))  # type: ignore[operator]
+
+
+def test_a_transposed_matrix_is_a_view_wherever_it_stands() -> None:
+    x = random(2, 3, 4)
+    np.testing.assert_array_equal(compute(lambda t: t.T.cont(), x), x.swapaxes(-1, -2))
+    np.testing.assert_array_equal(compute(lambda t: t.T.cont()[:, 1:], x), x.swapaxes(-1, -2)[:, 1:])
+    np.testing.assert_array_equal(compute(lambda t: t.T, x[0, 0]), x[0, 0][:, None])
