@@ -1,0 +1,87 @@
+// CUDA's words in C++, for running a kernel on processors: a block is a process, a thread of it a thread.
+// Stands where pyggml/native/cuda/system_words.cuh stands; stores now and then come late, so that orders vary.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <thread>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+#define __shared__ static
+#define PUSH_ARGUMENT
+
+using std::max;
+using std::min;
+
+struct index_of {
+    int x;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+
+inline thread_local index_of threadIdx;
+inline index_of blockIdx, gridDim;
+inline std::barrier<> * block_meeting;
+inline std::atomic<int> block_vote{0};
+
+inline float4 make_float4(float x, float y, float z, float w) {
+    return {x, y, z, w};
+}
+
+inline void __syncthreads() {
+    block_meeting->arrive_and_wait();
+}
+
+inline int __syncthreads_or(int vote) {  // once a kernel
+    block_vote |= vote;
+    block_meeting->arrive_and_wait();
+    return block_vote;
+}
+
+inline void __threadfence() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline void __threadfence_system() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+inline uint32_t atomicInc(uint32_t * word, uint32_t limit) {
+    uint32_t old = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    while (!__atomic_compare_exchange_n(word, &old, old >= limit ? 0 : old + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+    return old;
+}
+
+inline uint32_t atomicExch(uint32_t * word, uint32_t value) {
+    return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+template <typename T>
+T __ldcg(const T * value) {
+    return *value;
+}
+
+inline void store_release(uint64_t * word, uint64_t value) {
+    if (rand() % 5 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(rand() % 300));
+    }
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t load_acquire(const uint64_t * word) {
+    std::this_thread::yield();
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+inline uint64_t now_ns() {
+    return std::chrono::steady_clock::now().time_since_epoch().count();
+}
