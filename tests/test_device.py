@@ -1,0 +1,204 @@
+"""Devices: their names, the choice of a default, and modules that cannot be loaded."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyggml as gg
+from pyggml.device import LIBRARY_DIR, choose_default, first_interfaces
+
+MODULE = sys.modules["pyggml.device"]  # pyggml.device itself is the function
+
+
+def card(name: str, kind: str = "gpu", bus_id: str | None = None, description: str = "") -> gg.Device:
+    return gg.Device(name, description or name, kind, bus_id, 2**30, name.split(":")[0], None)
+
+
+CPU = card("cpu", "cpu")
+A, B = "0000:01:00.0", "0000:02:00.0"
+
+
+def test_the_cpu_is_always_there_and_first() -> None:
+    cpu = gg.devices()[0]
+    assert (cpu.name, cpu.kind, cpu.module) == ("cpu", "cpu", "cpu")
+    assert gg.device("cpu") is cpu
+    assert cpu.memory_free > 0
+    assert cpu.memory_total >= cpu.memory_free
+    assert gg.Backend(cpu, threads=1).device is cpu
+
+
+@pytest.mark.parametrize("name", ["CPU", " cpu "])
+def test_names_are_read_in_any_case_and_with_blanks(name: str) -> None:
+    assert gg.device(name).name == "cpu"
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cpu:1", "cuda:99", "vulkan:99", "c", ":", "nothing like it"])
+def test_unknown_names_say_what_there_is(name: str) -> None:
+    with pytest.raises(gg.DeviceError, match=r"no device '.*'; this machine has cpu"):
+        gg.device(name)
+
+
+@pytest.mark.parametrize("module", ["cuda", "vulkan"])
+def test_an_interface_that_was_not_built_says_how_to_build_it(module: str) -> None:
+    if (LIBRARY_DIR / f"libggml-{module}.so").exists():
+        pytest.skip(f"{module} is built here")
+    words = f"{module} was not built: python build_ggml.py --backends cpu,{module} --install"
+    with pytest.raises(gg.DeviceError, match=words):
+        gg.Backend(f"{module}:0")
+
+
+MACHINE = (
+    CPU,
+    card("cuda:0", bus_id=A, description="NVIDIA H200"),
+    card("cuda:1", bus_id=B, description="NVIDIA H200 NVL"),
+    card("vulkan:0", bus_id=A, description="NVIDIA H200"),
+    card("vulkan:1", "software", description="llvmpipe (LLVM 15)"),
+    card("vulkan:2", "igpu", description="Intel Graphics"),
+)
+NAMED = [
+    ("cuda:1", "cuda:1"),
+    ("vulkan:0", "vulkan:0"),
+    ("h200 nvl", "cuda:1"),
+    ("LLVMpipe", "vulkan:1"),
+    ("intel", "vulkan:2"),
+    (B, "cuda:1"),
+]
+
+
+@pytest.mark.parametrize(("name", "right"), NAMED)
+def test_names_bus_ids_and_products_name_one_device(
+    name: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
+    assert gg.device(name).name == right
+
+
+def test_a_bus_id_names_the_cards_first_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
+    assert gg.device(A).name == "cuda:0"
+
+
+@pytest.mark.parametrize(("name", "fits"), [("h200", "cuda:0, cuda:1"), ("cuda", "cuda:0, cuda:1")])
+def test_a_name_that_fits_several_devices_lists_them(
+    name: str, fits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
+    with pytest.raises(gg.DeviceError, match=f"device '{name}' fits {fits}; name one of them"):
+        gg.device(name)
+
+
+DEFAULTS = [
+    ("the CPU alone", [CPU], {}, "cpu"),
+    (
+        "the card with most free memory",
+        [CPU, card("cuda:0", bus_id=A), card("cuda:1", bus_id=B)],
+        {"cuda:1": 2},
+        "cuda:1",
+    ),
+    ("the first of equal cards", [CPU, card("cuda:0", bus_id=A), card("cuda:1", bus_id=B)], {}, "cuda:0"),
+    ("no software renderer", [CPU, card("vulkan:0", "software")], {"vulkan:0": 9}, "cpu"),
+    ("no integrated GPU", [CPU, card("vulkan:0", "igpu")], {"vulkan:0": 9}, "cpu"),
+    ("no accelerator", [CPU, card("blas", "accel")], {"blas": 9}, "cpu"),
+    (
+        "no second interface",
+        [CPU, card("cuda:0", bus_id=A), card("vulkan:0", bus_id=A)],
+        {"vulkan:0": 9},
+        "cuda:0",
+    ),
+    (
+        "no second interface without an address",
+        [CPU, card("cuda:0", bus_id=A, description="H200"), card("vulkan:0", description="H200")],
+        {"vulkan:0": 9},
+        "cuda:0",
+    ),
+    (
+        "another maker's card",
+        [CPU, card("cuda:0", bus_id=A), card("vulkan:0", bus_id=B)],
+        {"vulkan:0": 9},
+        "vulkan:0",
+    ),
+    ("cards without addresses", [CPU, card("vulkan:0"), card("vulkan:1")], {"vulkan:1": 9}, "vulkan:1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "free", "right"), [case[1:] for case in DEFAULTS], ids=[case[0] for case in DEFAULTS]
+)
+def test_the_default_is(found: list[gg.Device], free: dict[str, int], right: str) -> None:
+    assert choose_default(found, lambda d: free.get(d.name, 1)).name == right
+
+
+def test_discrete_gpus_are_listed_once_each() -> None:
+    gpus = [d for d in MACHINE if d.kind == "gpu"]
+    assert [d.name for d in first_interfaces(gpus)] == ["cuda:0", "cuda:1"]
+    assert gg.default_device() in gg.devices()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 513])
+def test_thread_counts_are_bounded(threads: int) -> None:
+    with pytest.raises(gg.DeviceError, match=f"threads = {threads}; 1 to 512 are possible"):
+        gg.Backend("cpu", threads=threads)
+
+
+def test_the_default_number_of_threads_is_that_of_the_process() -> None:
+    assert gg.Backend("cpu").threads == gg.default_threads() >= 1
+
+
+def in_folder(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process whose backend modules come from another folder."""
+    lines = (
+        "import pathlib, sys, pyggml as gg\n"
+        f"sys.modules['pyggml.device'].LIBRARY_DIR = pathlib.Path({str(folder)!r})\n{code}"
+    )
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the folder of backend modules with the CPU's alone."""
+    for path in LIBRARY_DIR.glob("*.so"):
+        if path.stem.removeprefix("libggml-") not in ("cuda", "vulkan"):
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("module", ["cuda", "vulkan"])
+def test_a_module_that_cannot_be_loaded_is_a_problem_in_the_loaders_words(folder: Path, module: str) -> None:
+    (folder / f"libggml-{module}.so").write_bytes(b"this is no library")
+    child = in_folder(
+        folder, "print([(p.module, p.problem) for p in gg.module_problems()], [d.name for d in gg.devices()])"
+    )
+    assert child.returncode == 0, child.stderr
+    assert f"[('{module}', '" in child.stdout
+    assert "file too short" in child.stdout or "invalid ELF header" in child.stdout
+    assert "['cpu']" in child.stdout
+
+
+def test_asking_for_a_device_of_a_broken_module_says_why_there_is_none(folder: Path) -> None:
+    (folder / "libggml-cuda.so").write_bytes(b"this is no library")
+    child = in_folder(folder, "gg.device('cuda:0')")
+    assert (
+        "DeviceError: no device 'cuda:0'; this machine has cpu; the cuda module could not be loaded: "
+        in child.stderr
+    )
+
+
+@pytest.mark.parametrize(("damage", "words"), [(True, "file too short"), (False, "none of them fits")])
+def test_a_missing_or_broken_cpu_module_is_a_build_error(folder: Path, damage: bool, words: str) -> None:
+    for path in folder.glob("libggml-cpu*.so"):
+        path.write_bytes(b"") if damage else path.unlink()
+    child = in_folder(folder, "gg.devices()")
+    assert child.returncode == 1
+    assert "BuildError: no CPU backend in" in child.stderr
+    assert words in child.stderr
+    assert "python build_ggml.py --install" in child.stderr
+
+
+def test_a_wrong_log_level_is_an_error_that_names_the_variable(folder: Path) -> None:
+    child = in_folder(folder, "import os; os.environ['PYGGML_LOG_LEVEL'] = 'loud'; gg.devices()")
+    assert "BuildError: PYGGML_LOG_LEVEL=loud: it is a number" in child.stderr
