@@ -18,6 +18,7 @@ from typing import Any
 
 from ._ffi import ffi, lib
 from .errors import BuildError, DeviceError
+from .transport import clear_peer_environment
 
 LIBRARY_DIR = Path(__file__).parent / "_lib"
 GPU_MODULES = ("cuda", "vulkan")
@@ -91,6 +92,8 @@ def _log_level() -> int:
 @functools.cache
 def _load_modules() -> tuple[tuple[Any, ...], tuple[ModuleProblem, ...]]:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if not clear_peer_environment(True):
+        os.environ["PYGGML_P2P"] = "0"  # what GGML_CUDA_P2P=0 meant, which ggml itself would take as "on"
     lib.pg_log_install(_log_level())
     loaded: list[Any] = []
     problems: list[ModuleProblem] = []

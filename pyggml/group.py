@@ -15,6 +15,7 @@ import numpy as np
 
 from ._ffi import ffi, lib
 from .backend import Backend, default_threads
+from .cuda_links import attach
 from .cut import cut_tensor
 from .device import Device
 from .dtypes import DType
@@ -22,6 +23,7 @@ from .errors import ClosedError, ComputeError, DeviceError, ShapeError
 from .graph import Graph
 from .layout import Collective
 from .tensor import Tensor
+from .transport import TransportReport
 
 MAX_RANKS = 16
 
@@ -106,12 +108,19 @@ class Group:
 
     `Group(["cuda:0", "cuda:1"])`, any mix of devices, 2 to 16 of them; `threads` is the number of CPU
     threads of each CPU rank (default: this process's processors dealt to the CPU ranks).
-    `deadline_s` bounds every wait of one rank for another.
+    `deadline_s` bounds every wait of one rank for another. Between CUDA cards sums take the fastest
+    transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
+    nccl-shm and host. What was tried is in `transports`.
     Raises DeviceError. Use it as a context manager or close() it.
     """
 
     def __init__(
-        self, devices: Sequence[str | Device], *, threads: int | None = None, deadline_s: float = 60.0
+        self,
+        devices: Sequence[str | Device],
+        *,
+        threads: int | None = None,
+        transport: str | None = None,
+        deadline_s: float = 60.0,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise DeviceError(f"a group of {len(devices)} ranks; 1 to {MAX_RANKS} are supported")
@@ -134,6 +143,11 @@ class Group:
         ]
         for thread in self._threads:
             thread.start()
+        try:
+            self.transports: TransportReport = attach(self, transport=transport, wait_s=deadline_s)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def n_ranks(self) -> int:
