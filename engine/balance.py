@@ -9,6 +9,7 @@ import bisect
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,6 +27,8 @@ class DeviceFacts:
     """A device as the planner sees it; what was not measured is None.
 
     `layer_s` is the time that a layer takes beside reading its weights: launches of small kernels.
+    Without `looks_up` the token embedding stays on the host; with `maps_head` a head that is the
+    embedding again takes no memory of its own.
     Units: bytes, bytes a second, floating-point operations a second, seconds.
     """
 
@@ -36,6 +39,9 @@ class DeviceFacts:
     bandwidth: float | None = None
     flops: float | None = None
     layer_s: float = 0.0
+    looks_up: bool = True
+    maps_head: bool = False
+    has_flash_attention: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,12 @@ def checked_shares(shares: Sequence[float]) -> tuple[float, ...]:
     return tuple(shares)
 
 
+def memory_each(devices: Sequence[DeviceFacts]) -> list[int]:
+    """Free memory of each rank: ranks on one device divide it."""
+    times = Counter(d.name for d in devices)
+    return [max(0, d.free_bytes // times[d.name]) for d in devices]
+
+
 def default_shares(devices: Sequence[DeviceFacts], *, cut_bytes: int = 0, whole_bytes: int = 0) -> Shares:
     """Even shares among like devices; among unlike ones by bandwidth, or by free memory where one is unmeasured.
 
@@ -92,8 +104,8 @@ def default_shares(devices: Sequence[DeviceFacts], *, cut_bytes: int = 0, whole_
     elif all(d.bandwidth for d in devices):
         weights, reason = [d.bandwidth or 0.0 for d in devices], "by measured bandwidth"
     else:
-        weights, reason = [float(max(0, d.free_bytes)) for d in devices], "by free memory"
-    held = _held_to_memory(weights, [max(0, d.free_bytes - whole_bytes) for d in devices], cut_bytes)
+        weights, reason = [float(n) for n in memory_each(devices)], "by free memory"
+    held = _held_to_memory(weights, [max(0, n - whole_bytes) for n in memory_each(devices)], cut_bytes)
     if held != weights:
         reason += ", held to free memory"
     total = sum(held)

@@ -21,11 +21,15 @@ from .weight_table import Cut, Use, Weight
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model on paper: its numbers, the rows of its table that the file has, and their types by name."""
+    """A model on paper: its numbers, the rows of its table that the file has, and their types by name.
+
+    `is_tied`: the head is the embedding's tensor.
+    """
 
     hp: HParams
     rows: Sequence[Weight]
     types: Mapping[str, ElementType]
+    is_tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Demand:
 
     `cut_bytes` are weights of which it has a part, `whole_bytes` those it has entirely; `read_bytes`
     of both are read for each token. `n_used` counts the weights' elements that each token of a
-    prompt is multiplied with, the head's aside. `compute_bytes` is memory for results.
+    prompt is multiplied with, the head's aside. `compute_bytes` is memory for results, to which
+    `mask_bytes` come for each position of the context.
     """
 
     device: DeviceFacts
@@ -70,6 +75,7 @@ class Demand:
     read_bytes: int
     n_used: int
     compute_bytes: int
+    mask_bytes: int = 0
 
     @property
     def weights_bytes(self) -> int:
@@ -85,6 +91,16 @@ class Demand:
         """The rank's cache for a context of n_ctx."""
         return cache.n_bytes(hp, self.n_layer, self.n_head_kv, n_ctx)
 
+    def results_bytes(self, n_ctx: int) -> int:
+        """The rank's memory for results with a context of n_ctx."""
+        return self.compute_bytes + n_ctx * self.mask_bytes
+
+
+def mask_estimate(hp: HParams, *, n_batch: int, has_flash_attention: bool = True) -> int:
+    """Bytes of results for each position of the context: masks and, where they are kept, scores."""
+    scores = 0 if has_flash_attention else 4 * n_batch * hp.n_head
+    return 2 * n_batch * (2 if hp.n_swa else 1) + scores
+
 
 def compute_estimate(
     hp: HParams, *, n_batch: int, n_ctx: int, n_slots: int, has_flash_attention: bool = True
@@ -93,12 +109,11 @@ def compute_estimate(
 
     Within a tenth of what two small models took with flash attention, up to half more without.
     """
-    masks = 2 * n_batch * n_ctx * (2 if hp.n_swa else 1)
+    grows = n_ctx * mask_estimate(hp, n_batch=n_batch, has_flash_attention=has_flash_attention)
     feed_forward = hp.n_expert_used * (3 * hp.n_ff_exp + hp.n_embd) if hp.n_expert else 3 * hp.n_ff
     attention = 2 * (hp.n_head + 2 * hp.n_head_kv) * hp.head_dim
     rows = 4 * n_batch * (3 * hp.n_embd + max(feed_forward, attention))
-    scores = 0 if has_flash_attention else 4 * n_batch * n_ctx * hp.n_head
-    return max(masks + rows + scores, 4 * n_slots * hp.n_vocab)
+    return max(grows + rows, 4 * n_slots * hp.n_vocab)
 
 
 def whole_demand(model: ModelFacts, device: DeviceFacts, compute_bytes: int = 0) -> tuple[Demand, ...]:
@@ -182,13 +197,14 @@ def _demand(
     cut_bytes = whole_bytes = read_bytes = n_used = 0
     for row in _present(model):
         part, kind = slice_of(row), model.types[row.name]
-        if part is None:
+        if part is None or (row.use is Use.GET_ROWS and not device.looks_up):
             continue
         n_bytes, n = part.n_bytes(row.shape, kind), math.prod(part.shape(row.shape))
+        is_elsewhere = model.is_tied and device.maps_head and row.cut is Cut.VOCAB
         if part is WHOLE:
-            whole_bytes += n_bytes
+            whole_bytes += 0 if is_elsewhere else n_bytes
         else:
-            cut_bytes += n_bytes
+            cut_bytes += 0 if is_elsewhere else n_bytes
         if row.use is Use.GET_ROWS:
             continue
         if row.use is Use.MUL_MAT_ID:  # on average, however the experts are cut

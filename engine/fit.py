@@ -38,7 +38,7 @@ def fit(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: 
     """What a context of n_ctx needs of each device."""
     needed: dict[str, int] = {}
     for demand in demands:
-        n_bytes = demand.weights_bytes + demand.compute_bytes + demand.cache_bytes(model.hp, cache, n_ctx)
+        n_bytes = demand.weights_bytes + demand.results_bytes(n_ctx) + demand.cache_bytes(model.hp, cache, n_ctx)
         needed[demand.device.name] = needed.get(demand.device.name, 0) + n_bytes
     return Fit(n_ctx, needed, {demand.device.name: demand.device.free_bytes for demand in demands})
 
@@ -54,7 +54,7 @@ def placements(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, 
             weights_bytes=demand.weights_bytes,
             mapped_bytes=0,
             cache_bytes=demand.cache_bytes(model.hp, cache, n_ctx),
-            compute_bytes=demand.compute_bytes,
+            compute_bytes=demand.results_bytes(n_ctx),
             replicated_bytes=demand.whole_bytes if demand.cut_bytes else 0,
             layers=demand.layers,
             heads=demand.heads,

@@ -21,7 +21,8 @@ from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
 from .errors import PromptTooLong, RequestError, TemplateError
-from .loading import LoadedModel, LoadOptions
+from .load_options import LoadOptions
+from .loading import LoadedModel
 from .model import Model
 from .placement import Placements
 from .plan import Place
@@ -45,7 +46,8 @@ class LLM:
     `device` names them ("cuda:0,cuda:1"; one may come more than once), `tensor_split` gives their shares.
     `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
     number of requests that run together; `batch` the most prompt tokens of one step; cache types are
-    f32, f16, bf16, q8_0 and q4_0. `progress(done_bytes, total_bytes)` is called while loading.
+    f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
+    fit; with `fit` "auto" the first of them are taken. `progress(done_bytes, total_bytes)` is called while loading.
     `chat_template` is the text of a template to use in place of the file's. A Model that is given is
     closed with the LLM.
     Raises ConfigError, ModelError or GGUFError before any weight is read.
@@ -66,6 +68,7 @@ class LLM:
         threads: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        fit: str | None = None,
         prefix_cache: bool = True,
         chat_template: str | None = None,
         progress: Progress | None = None,
@@ -73,7 +76,7 @@ class LLM:
         options = LoadOptions(
             device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split,
             expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
-            cache_type_k=cache_type_k, cache_type_v=cache_type_v,
+            cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit,
         )  # fmt: skip
         self._is_closed = False
         self._loaded: LoadedModel | None = None
@@ -104,6 +107,12 @@ class LLM:
         """What lies where, in bytes."""
         assert self._loaded is not None, "an open LLM is loaded"
         return Placements(self._loaded.placements)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why it lies as it does, a line each: the mode, where shares come from, what limits the context."""
+        assert self._loaded is not None, "an open LLM is loaded"
+        return self._loaded.notes
 
     @property
     def stats(self) -> RunnerStats:

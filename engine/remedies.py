@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .balance import MAX_RANKS, DeviceFacts, default_shares, layer_split
-from .cuts import tp_cuts
+from .balance import MAX_RANKS, DeviceFacts, default_shares, layer_split, memory_each
+from .cuts import TensorPlan, tp_cuts
 from .demand import CacheFacts, Demand, ModelFacts, layer_demands, layer_sizes, tensor_demands, whole_demand
 from .errors import ConfigError
 from .fit import Fit, fit, largest_ctx, refusal
 
 # A context below this is no remedy for who asked for none.
-_LEAST_CTX = 2048
+LEAST_CTX = 2048
 _SMALL_CACHE = "q8_0"
 
 
@@ -50,7 +50,7 @@ class Wish:
     @property
     def wanted_ctx(self) -> int:
         """The context that a remedy has to allow."""
-        return self.ctx or min(_LEAST_CTX, self.model.hp.n_ctx_train)
+        return self.ctx or min(LEAST_CTX, self.model.hp.n_ctx_train)
 
 
 def refusal_with_remedies(wish: Wish, remedies: Sequence[Remedy]) -> str:
@@ -159,19 +159,38 @@ def cut_demands(
     model: ModelFacts, devices: Sequence[DeviceFacts], compute_bytes: int = 0, *, expert_split: str = "inside"
 ) -> tuple[Demand, ...]:
     """Tensor parallelism over these devices with the default shares."""
+    plan, _ = default_cuts(model, devices, compute_bytes, expert_split=expert_split)
+    return tensor_demands(model, plan, devices, compute_bytes)
+
+
+def default_cuts(
+    model: ModelFacts,
+    devices: Sequence[DeviceFacts],
+    compute_bytes: int = 0,
+    *,
+    cache_bytes: int = 0,
+    expert_split: str = "inside",
+) -> tuple[TensorPlan, str]:
+    """The cuts for the default shares of these devices, and where the shares come from in words.
+
+    `cache_bytes` of the whole cache are divided like the weights.
+    """
     even = tp_cuts(model.hp, model.rows, model.types, (1.0,) * len(devices), expert_split=expert_split)
     whole_bytes = max(even.whole_bytes) + compute_bytes
-    shares = default_shares(devices, cut_bytes=sum(even.cut_bytes), whole_bytes=whole_bytes)
+    shares = default_shares(devices, cut_bytes=sum(even.cut_bytes) + cache_bytes, whole_bytes=whole_bytes)
     plan = tp_cuts(model.hp, model.rows, model.types, shares.values, expert_split=expert_split)
-    return tensor_demands(model, plan, devices, compute_bytes)
+    return plan, shares.reason
 
 
 def split_demands(
     model: ModelFacts, devices: Sequence[DeviceFacts], cache: CacheFacts, n_ctx: int, compute_bytes: int = 0
 ) -> tuple[Demand, ...]:
-    """Whole layers on these devices, balanced over their free memory; a CPU at the end takes what is left."""
+    """Whole layers on these devices, balanced over their free memory; a CPU behind GPUs takes what is left."""
     sizes, first, last = layer_sizes(model)
-    free = [max(0, d.free_bytes - compute_bytes) for d in devices]
+    if not devices[0].looks_up:
+        first = 0
+    free = [max(0, n - compute_bytes) for n in memory_each(devices)]
     kv_bytes = cache.n_bytes(model.hp, 1, model.hp.n_head_kv, n_ctx)
-    spans = layer_split(sizes, first, last, kv_bytes, free, is_last_cpu=devices[-1].kind == "cpu")
+    is_last_cpu = devices[-1].kind == "cpu" and any(d.kind != "cpu" for d in devices)
+    spans = layer_split(sizes, first, last, kv_bytes, free, is_last_cpu=is_last_cpu)
     return layer_demands(model, spans, devices, compute_bytes)

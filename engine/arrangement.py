@@ -1,0 +1,187 @@
+"""Where a model is to lie, decided on paper: each rank's part and the context, before a weight is read.
+
+Pure arithmetic over the devices' facts; the loader and `pyggml plan` both ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .balance import DeviceFacts, layer_split, parse_shares
+from .cuts import TensorPlan, tp_cuts
+from .demand import (
+    CacheFacts,
+    Demand,
+    ModelFacts,
+    compute_estimate,
+    layer_demands,
+    layer_sizes,
+    mask_estimate,
+    tensor_demands,
+    whole_demand,
+)
+from .errors import ConfigError
+from .fit import choose_group_ctx, fit
+from .hparams import HParams
+from .load_options import LoadOptions
+from .placement import MIN_CTX
+from .prediction import Mode
+from .remedies import LEAST_CTX, Wish, default_cuts, refusal_with_remedies, remedies, split_demands
+
+Machine = Callable[[], Sequence[DeviceFacts]]
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What each rank is to hold; devices that are given nothing take no part.
+
+    `ranks` are the numbers of the demands' ranks in `cuts`. `notes` are lines worth telling.
+    """
+
+    mode: Mode
+    demands: tuple[Demand, ...]
+    notes: tuple[str, ...] = ()
+    cuts: TensorPlan | None = None
+    ranks: tuple[int, ...] = (0,)
+
+    @property
+    def title(self) -> str:
+        """The mode and where, in words."""
+        names = ", ".join(d.device.description if d.device.kind == "gpu" else d.device.name for d in self.demands)
+        if len(self.demands) == 1:
+            return f"One device: {names}"
+        if self.mode is Mode.TENSOR:
+            return f"Tensor parallelism: {len(self.demands)} ranks ({names})"
+        return f"Layer split: {len(self.demands)} devices ({names})"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A deal that fits, with the context of one request. `options` are those that led to it."""
+
+    options: LoadOptions
+    deal: Deal
+    n_ctx: int
+    notes: tuple[str, ...]
+
+
+def cache_facts(options: LoadOptions, hp: HParams) -> CacheFacts:
+    """The cache that the options ask for; raises ConfigError for types that the model's heads cannot have."""
+    cache = CacheFacts(options.parallel, options.cache_type_k, options.cache_type_v)
+    cache.token_bytes(hp, 1, hp.n_head_kv)
+    return cache
+
+
+def arrange(
+    model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], machine: Machine
+) -> Arrangement:
+    """Deal the model and choose the context; with fit "auto" the first remedy replaces what does not fit.
+
+    `machine` tells the devices that remedies may use. Raises ConfigError with the numbers and the
+    options that would fit.
+    """
+    dealt, cache = deal(model, options, devices), cache_facts(options, model.hp)
+    if fit(model, dealt.demands, cache, options.ctx or MIN_CTX).is_fitting:
+        n_ctx = choose_group_ctx(model, dealt.demands, cache, options.ctx)
+        return Arrangement(options, dealt, n_ctx, (*dealt.notes, *_context_notes(model, options, dealt, n_ctx)))
+    wish = wish_of(model, options, dealt, machine())
+    found = remedies(wish)
+    if options.fit != "auto" or not found:
+        raise ConfigError(refusal_with_remedies(wish, found))
+    changed = replace(options.changed(found[0].settings), fit=None)
+    chosen = devices if changed.where == options.where else _chosen(changed, wish.devices)
+    arranged = arrange(model, changed, chosen, machine)
+    return replace(arranged, notes=(f"--fit auto took {found[0]}", *arranged.notes))
+
+
+def wish_of(
+    model: ModelFacts, options: LoadOptions, dealt: Deal, machine: Sequence[DeviceFacts]
+) -> Wish:
+    """What was asked for, for remedies to be found."""
+    n_ctx = options.ctx or min(LEAST_CTX, model.hp.n_ctx_train)
+    compute_bytes = max(demand.results_bytes(n_ctx) for demand in dealt.demands)
+    cache = cache_facts(options, model.hp)
+    return Wish(model, machine, dealt.demands, cache, options.ctx, options.where, compute_bytes)
+
+
+def _chosen(options: LoadOptions, machine: Sequence[DeviceFacts]) -> list[DeviceFacts]:
+    """The devices that a remedy's options mean."""
+    if options.device is None:
+        return [d for d in machine if d.kind == "gpu"][: options.n_ranks]
+    named = {d.name: d for d in machine}
+    return [named[name] for name in options.device.split(",")]
+
+
+def _context_notes(model: ModelFacts, options: LoadOptions, dealt: Deal, n_ctx: int) -> list[str]:
+    most = model.hp.n_ctx_train
+    if n_ctx > most:
+        return [f"ctx = {n_ctx} is longer than the model's own {most}; what lies beyond it was never trained"]
+    if options.ctx is not None or n_ctx == most:
+        return []
+    name = fit(model, dealt.demands, cache_facts(options, model.hp), n_ctx).tightest
+    return [f"ctx = {n_ctx} of the model's {most}: the largest that fits {name}"]
+
+
+def deal(model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts]) -> Deal:
+    """What each rank is to hold, whether or not it fits.
+
+    Raises ConfigError where the model cannot be dealt so.
+    """
+    n_ctx = options.ctx or min(LEAST_CTX, model.hp.n_ctx_train)
+    has_flash = all(d.has_flash_attention for d in devices)
+    n_batch = min(options.batch, options.ctx or model.hp.n_ctx_train)
+    compute_bytes = compute_estimate(
+        model.hp, n_batch=n_batch, n_ctx=0, n_slots=options.parallel, has_flash_attention=has_flash
+    )
+    mask_bytes = mask_estimate(model.hp, n_batch=n_batch, has_flash_attention=has_flash)
+    if len(devices) == 1:
+        dealt = Deal(Mode.ONE, whole_demand(model, devices[0], compute_bytes))
+    elif options.tp is not None:
+        dealt = _cut(model, options, devices, compute_bytes, n_ctx)
+    else:
+        dealt = _split(model, options, devices, compute_bytes, n_ctx)
+    return replace(dealt, demands=tuple(replace(d, mask_bytes=mask_bytes) for d in dealt.demands))
+
+
+def _cut(
+    model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], compute_bytes: int, n_ctx: int
+) -> Deal:
+    hp, expert_split = model.hp, options.expert_split
+    if options.tensor_split is not None:
+        values = parse_shares(options.tensor_split, len(devices))
+        cuts = tp_cuts(hp, model.rows, model.types, values, expert_split=expert_split)
+        reason = f"as given: {options.tensor_split}"
+    else:
+        cuts, reason = default_cuts(
+            model,
+            devices,
+            compute_bytes,
+            cache_bytes=cache_facts(options, hp).n_bytes(hp, hp.n_layer, hp.n_head_kv, n_ctx),
+            expert_split=expert_split,
+        )
+    demands = tensor_demands(model, cuts, devices, compute_bytes)
+    ranks = tuple(r for r, rank in enumerate(cuts.ranks) if rank.share > 0)
+    return Deal(Mode.TENSOR, demands, (f"shares {reason}", *cuts.notes), cuts, ranks)
+
+
+def _split(
+    model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], compute_bytes: int, n_ctx: int
+) -> Deal:
+    if options.tensor_split is None:
+        demands = split_demands(model, devices, cache_facts(options, model.hp), n_ctx, compute_bytes)
+        reason = "layers dealt so that every device is filled alike"
+    else:
+        counts = _counts(options.tensor_split)
+        sizes, first, last = layer_sizes(model)
+        spans = layer_split(sizes, first, last, 0, [d.free_bytes for d in devices], counts)
+        demands = layer_demands(model, spans, devices, compute_bytes)
+        reason = f"layers dealt as given: {options.tensor_split}"
+    return Deal(Mode.LAYER, demands, (reason,), ranks=tuple(range(len(demands))))
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace("/", ",").split(",")]
+    except ValueError:
+        raise ConfigError(f"tensor-split = {text!r}; with --layer-split it is whole numbers of layers") from None

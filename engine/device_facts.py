@@ -1,0 +1,73 @@
+"""Devices as the planner sees them: free memory, and what they can do with this model's weights and cache.
+
+Opens each device for a moment and allocates nothing on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyggml as gg
+
+from .balance import DeviceFacts
+from .demand import CacheFacts, ModelFacts
+from .host_memory import available_bytes
+from .kv_cache import WINDOW
+
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+
+
+def device_facts(devices: Sequence[gg.Device], model: ModelFacts, cache: CacheFacts) -> list[DeviceFacts]:
+    """The facts of each device, which may come more than once."""
+    known = {d.name: _facts(d, model, cache) for d in dict.fromkeys(devices)}
+    return [known[d.name] for d in devices]
+
+
+def serving_devices() -> list[gg.Device]:
+    """The devices that models are put on when none is named: the discrete GPUs, then the CPU."""
+    return [*gg.discrete_gpus(), gg.device("cpu")]
+
+
+def free_bytes(device: gg.Device) -> int:
+    """Bytes that can be allocated on a device now."""
+    host = available_bytes() if device.kind == "cpu" else None
+    return device.memory_free if host is None else min(host, device.memory_free)
+
+
+def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts) -> DeviceFacts:
+    with gg.Backend(device, threads=1) as backend:
+        return DeviceFacts(
+            device.name,
+            device.kind,
+            device.description,
+            free_bytes(device),
+            looks_up=_can_look_up(backend, model),
+            maps_head=device.kind == "cpu" and model.is_tied and _is_plain(backend, model),
+            has_flash_attention=_has_flash_attention(backend, model, cache),
+        )
+
+
+def _can_look_up(backend: gg.Backend, model: ModelFacts) -> bool:
+    with gg.Graph(backend, max_nodes=8) as g:
+        table = g.phantom("table", (model.hp.n_vocab, model.hp.n_embd), str(model.types[_EMBEDDING]))
+        return backend.supports(gg.get_rows(table, g.input("ids", (1,), "i32")))
+
+
+def _is_plain(backend: gg.Backend, model: ModelFacts) -> bool:
+    """Whether the head is multiplied by in the layout that it has in the file."""
+    kind = gg.dtype(str(model.types[_HEAD]))
+    plain = backend.buffer_types()[-1]
+    return bool(backend.weight_buffer_type((model.hp.n_vocab, model.hp.n_embd), kind) == plain)
+
+
+def _has_flash_attention(backend: gg.Backend, model: ModelFacts, cache: CacheFacts) -> bool:
+    """Whether attention keeps no scores; see blocks/attention.py."""
+    if cache.type_k == "f32":
+        return False
+    hp = model.hp
+    with gg.Graph(backend, max_nodes=16) as g:
+        q = g.phantom("q", (1, hp.n_head, 1, hp.head_dim), "f32")
+        k = g.phantom("k", (1, hp.n_head_kv, WINDOW, hp.head_dim), cache.type_k)
+        v = g.phantom("v", (1, hp.n_head_kv, WINDOW, hp.head_dim_v), cache.type_v)
+        mask = g.phantom("mask", (1, 1, 1, WINDOW), "f16")
+        return backend.supports(gg.flash_attn(q, k, v, mask, scale=hp.attn_scale))

@@ -1,0 +1,114 @@
+"""How a model is to lie on devices: the options of loading, checked as far as they can be without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyggml as gg
+
+from .balance import check_n_ranks
+from .errors import ConfigError
+from .placement import MIN_CTX
+
+FITS = ("off", "auto")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is to lie on devices; the names are the command line's.
+
+    `device` is a name or a list with commas; `tp` cuts every layer over that many ranks, `layer_split`
+    puts whole layers on that many devices; neither means one device. `tensor_split` are the ranks'
+    shares ("3,1"; with layer_split the numbers of layers). `ctx` None means the largest context that
+    fits. `fit` "auto" changes the options of a model that does not fit until it does.
+    Raises ConfigError for values that make no sense.
+    """
+
+    device: str | None = None
+    tp: int | None = None
+    layer_split: int | None = None
+    tensor_split: str | None = None
+    expert_split: str = "inside"
+    ctx: int | None = None
+    parallel: int = 4
+    batch: int = 512
+    threads: int | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    fit: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parallel", "batch", "threads", "tp", "layer_split"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name.replace('_', '-')} = {value}; at least 1 is needed")
+        if self.ctx is not None and self.ctx < MIN_CTX:
+            raise ConfigError(f"ctx = {self.ctx}; at least {MIN_CTX} is needed")
+        if self.fit not in (None, *FITS):
+            raise ConfigError(f"fit = {self.fit!r}; {' and '.join(FITS)} are supported")
+        if self.tp is not None and self.layer_split is not None:
+            raise ConfigError(
+                f"--tp {self.tp} and --layer-split {self.layer_split} exclude each other: the one cuts inside layers, "
+                "the other deals whole layers; give one of them"
+            )
+        if self.tensor_split is not None and self.n_ranks == 1:
+            raise ConfigError(
+                f"--tensor-split {self.tensor_split} needs --tp or --layer-split with 2 or more devices"
+            )
+        if self.expert_split != "inside" and self.tp is None:
+            raise ConfigError(f"--expert-split {self.expert_split} needs --tp, which cuts layers over devices")
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of ranks asked for."""
+        return self.tp or self.layer_split or 1
+
+    @property
+    def where(self) -> dict[str, str | int]:
+        """The options that say where the model is to lie, by their long names."""
+        given = {
+            "device": self.device,
+            "tp": self.tp,
+            "layer-split": self.layer_split,
+            "tensor-split": self.tensor_split,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def changed(self, settings: Mapping[str, str | int]) -> LoadOptions:
+        """With these options by long name in place of the own ones that say where, and others that they name."""
+        nowhere = replace(self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside")
+        expert_split = self.expert_split if "tp" in settings else "inside"
+        named: dict[str, object] = {name.replace("-", "_"): value for name, value in settings.items()}
+        return replace(nowhere, **({"expert_split": expert_split} | named))  # type: ignore[arg-type]
+
+    def devices(self) -> list[gg.Device]:
+        """One device a rank.
+
+        Raises ConfigError where the list and the number of ranks do not match, DeviceError for a name.
+        """
+        n, option = self.n_ranks, "tp" if self.tp else "layer-split"
+        check_n_ranks(option, n)
+        if self.device is not None:
+            return self._listed(n)
+        if n == 1:
+            return [gg.default_device()]
+        cards = gg.discrete_gpus()
+        if len(cards) < n:
+            names = ", ".join(d.name for d in cards) or "none"
+            raise ConfigError(
+                f"--{option} {n} needs {n} GPUs and this machine shows {len(cards)} ({names}); list devices, which may "
+                f"come more than once, as in --device {','.join(['cpu'] * n)}"
+            )
+        return cards[:n]
+
+    def _listed(self, n: int) -> list[gg.Device]:
+        assert self.device is not None, "there is a list"
+        listed = [gg.device(name) for name in self.device.split(",")]
+        if len(listed) == n:
+            return listed
+        if len(listed) > 1:
+            hint = f"--tp {len(listed)} or --layer-split {len(listed)}"
+        else:
+            hint = f"--device {','.join([self.device] * n)}"
+        raise ConfigError(f"--device {self.device} lists {len(listed)} devices for {n} ranks; use {hint}")
