@@ -129,19 +129,42 @@ def deal(model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts]
     Raises ConfigError where the model cannot be dealt so.
     """
     n_ctx = options.ctx or min(LEAST_CTX, model.hp.n_ctx_train)
-    has_flash = all(d.has_flash_attention for d in devices)
-    n_batch = min(options.batch, options.ctx or model.hp.n_ctx_train)
-    compute_bytes = compute_estimate(
-        model.hp, n_batch=n_batch, n_ctx=0, n_slots=options.parallel, has_flash_attention=has_flash
-    )
-    mask_bytes = mask_estimate(model.hp, n_batch=n_batch, has_flash_attention=has_flash)
+    compute_bytes = _results(model.hp, options)
     if len(devices) == 1:
         dealt = Deal(Mode.ONE, whole_demand(model, devices[0], compute_bytes))
     elif options.tp is not None:
         dealt = _cut(model, options, devices, compute_bytes, n_ctx)
     else:
         dealt = _split(model, options, devices, compute_bytes, n_ctx)
-    return replace(dealt, demands=tuple(replace(d, mask_bytes=mask_bytes) for d in dealt.demands))
+    return replace(dealt, demands=tuple(_with_results(model, options, dealt, i) for i in range(len(dealt.demands))))
+
+
+def _results(hp: HParams, options: LoadOptions) -> int:
+    """Bytes of results, without those that grow with the context."""
+    return compute_estimate(hp, n_batch=_n_batch(hp, options), n_ctx=0, n_slots=options.parallel)
+
+
+def _n_batch(hp: HParams, options: LoadOptions) -> int:
+    return min(options.batch, options.ctx or hp.n_ctx_train)
+
+
+def _with_results(model: ModelFacts, options: LoadOptions, dealt: Deal, i: int) -> Demand:
+    """Demand i with the results of its own part of the heads, of the feed-forward and of the vocabulary."""
+    demand, hp = dealt.demands[i], model.hp
+    if dealt.cuts is not None:
+        rank = dealt.cuts.ranks[dealt.ranks[i]]
+        columns = [spans[dealt.ranks[i]] for spans in dealt.cuts.ffn.values()]
+        n_ff = max((stop - start for start, stop in columns), default=hp.n_ff)
+        hp = replace(
+            hp, n_head=rank.n_head, n_head_kv=rank.n_head_kv, n_vocab=rank.vocab[1] - rank.vocab[0],
+            n_ff=n_ff, n_ff_exp=n_ff,
+        )  # fmt: skip
+    has_flash = demand.device.has_flash_attention
+    return replace(
+        demand,
+        compute_bytes=_results(hp, options),
+        mask_bytes=mask_estimate(hp, n_batch=_n_batch(hp, options), has_flash_attention=has_flash),
+    )
 
 
 def _cut(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.candidates import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
+from pyggml import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
 
 from .errors import GenerationError, RequestError
 from .sampling_params import SamplingParams

@@ -89,3 +89,17 @@ def test_a_card_and_the_cpu_together(tiny: Callable[..., Path]) -> None:
     for mode in ({"tp": 2}, {"layer_split": 2}):
         logits, _ = evaluated(path, [CARDS[0], "cpu"], "f32", **mode)
         assert nmse(logits, right) <= 1e-4
+
+
+@pytest.mark.parametrize("transport", ["push", "nccl", "host"])
+def test_every_transport_gives_the_same_greedy_tokens(
+    transport: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama", n_layer=4)
+    _, right = evaluated(path, CARDS[:1], "f16")
+    monkeypatch.setenv("PYGGML_TRANSPORT", transport)
+    try:
+        _, ids = evaluated(path, CARDS[:2], "f16", tp=2)
+    except gg.DeviceError as error:
+        pytest.skip(str(error))
+    assert ids == right
