@@ -104,7 +104,7 @@ class Backend(Closable):
         self.check_open()
         if node.graph is not None:
             node.graph.check_open()
-        return bool(lib.ggml_backend_dev_supports_op(self.device.handle, node.handle))
+        return bool(lib.pg_supports(self.device.handle, node.handle))
 
     def synchronize(self) -> None:
         """Wait until all work that was started here is done."""

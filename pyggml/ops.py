@@ -103,6 +103,12 @@ def _unary(name: str, function: Any, x: Tensor) -> Tensor:
     return node(function, x.ndim, x)
 
 
+def _flat(name: str, function: Any, x: Tensor) -> Tensor:
+    """A unary operation whose CUDA kernel takes all elements as one row."""
+    need_contiguous(name, x)
+    return _unary(name, function, x)
+
+
 def neg(x: Tensor) -> Tensor:
     """-x."""
     return _unary("neg", lib.ggml_neg, x)
@@ -110,17 +116,17 @@ def neg(x: Tensor) -> Tensor:
 
 def sqr(x: Tensor) -> Tensor:
     """The square of each element."""
-    return _unary("sqr", lib.ggml_sqr, x)
+    return _flat("sqr", lib.ggml_sqr, x)
 
 
 def sqrt(x: Tensor) -> Tensor:
     """The square root of each element."""
-    return _unary("sqrt", lib.ggml_sqrt, x)
+    return _flat("sqrt", lib.ggml_sqrt, x)
 
 
 def log(x: Tensor) -> Tensor:
     """The natural logarithm of each element."""
-    return _unary("log", lib.ggml_log, x)
+    return _flat("log", lib.ggml_log, x)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ def sigmoid(x: Tensor) -> Tensor:
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """Limit each element of a float32 or float16 tensor."""
     need_type("clamp", x, ("f32", "f16"))
-    return node(lib.ggml_clamp, x.ndim, x if has_even_rows(x) else cont(x), low, high)
+    return node(lib.ggml_clamp, x.ndim, x if x.is_contiguous and has_even_rows(x) else cont(x), low, high)
 
 
 def _glu(name: str, function: Any, gate: Tensor, up: Tensor) -> Tensor:

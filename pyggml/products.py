@@ -90,6 +90,7 @@ def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
     _need_matrix("mul_mat_id", experts, x)
     need_type("mul_mat_id", x, ("f32",))
     need_type("mul_mat_id", ids, ("i32",))
+    need_rows("mul_mat_id", ids)
     need(
         b[2] == i[1] and i[0] % b[1] == 0, "mul_mat_id", experts, x, ids, because="tokens or ids do not match"
     )

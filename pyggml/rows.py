@@ -23,7 +23,7 @@ def get_rows(table: Tensor, ids: Tensor) -> Tensor:
     need(
         a[2] == b[1] and a[3] == b[2] and b[3] == 1, "get_rows", table, ids, because="outer dimensions differ"
     )
-    need_rows("get_rows", table)
+    need_rows("get_rows", table, ids)
     need_size("get_rows", (a[0], *b), table, ids)
     ids = bounded("get_rows", ids, a[1], table)
     return node(lib.ggml_get_rows, max(2, table.ndim, ids.ndim + 1), table, ids)
@@ -55,7 +55,7 @@ def set_rows(table: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
         ids,
         because="outer dimensions differ",
     )
-    need_rows("set_rows", table, rows)
+    need_rows("set_rows", table, rows, ids)
     need_writable("set_rows", table)
     ids = bounded("set_rows", ids, t[1], table, rows)
     return node(lib.ggml_set_rows, table.ndim, table, rows, ids)

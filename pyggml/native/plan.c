@@ -9,6 +9,7 @@
 #include "plan.h"
 
 #include "interrupt.h"
+#include "support.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -138,11 +139,6 @@ static void build_layout_graph(pg_plan * plan) {
     plan->layout_graph = layout;
 }
 
-static bool is_free(const struct ggml_tensor * node) {
-    return node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
-           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-}
-
 // The backend may reorder nodes, but only inside a segment.
 static void cut_segments(pg_plan * plan) {
     plan->segments = calloc(plan->n_steps + 1, sizeof(struct ggml_cgraph));
@@ -163,7 +159,7 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
     ggml_backend_dev_t device = ggml_backend_get_device(backend);
     *unsupported_node = -1;
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (!is_free(graph->nodes[i]) && !ggml_backend_dev_supports_op(device, graph->nodes[i])) {
+        if (!pg_supports(device, graph->nodes[i])) {
             *unsupported_node = i;
             return NULL;
         }
