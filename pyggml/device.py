@@ -20,7 +20,7 @@ from ._ffi import ffi, lib
 from .errors import BuildError, DeviceError
 from .transport import clear_peer_environment
 
-LIBRARY_DIR = Path(__file__).parent / "_lib"
+LIBRARY_DIR: Path = Path(__file__).parent / "_lib"
 GPU_MODULES = ("cuda", "vulkan")
 _SOFTWARE_RENDERERS = ("llvmpipe", "lavapipe", "swiftshader")
 

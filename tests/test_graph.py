@@ -53,7 +53,7 @@ def test_feeds_and_results_cannot_be_replaced(g: gg.Graph) -> None:
     g.output("y", g.input("x", (4,)) * 2)
     for mapping in (g.feeds, g.results):
         with pytest.raises(TypeError):
-            mapping["x"] = np.ones(4)  # type: ignore[index]
+            mapping["x"] = np.ones(4)
 
 
 def test_start_and_wait_are_a_run_in_two_parts(g: gg.Graph) -> None:
@@ -192,7 +192,7 @@ def test_a_weight_must_have_a_shape_and_a_type_that_ggml_knows(g: gg.Graph) -> N
         (np.ones(3), {"type": "f33"}),
     ):
         with pytest.raises(gg.ShapeError):
-            g.weight(data, **options)  # type: ignore[arg-type]
+            g.weight(data, **options)
 
 
 def test_the_same_name_twice_is_refused(g: gg.Graph) -> None:

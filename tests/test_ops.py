@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,10 +156,10 @@ def test_dividing_by_zero_is_infinity_as_in_numpy() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("name", "function"), [("norm", norm), ("rms_norm", rms_norm)])
-def test_norms_are_of_rows(name: str, function: object, shape: tuple[int, ...]) -> None:
+def test_norms_are_of_rows(name: str, function: Any, shape: tuple[int, ...]) -> None:
     x = random(*shape)
     y = compute(lambda t: getattr(gg, name)(t, 1e-3), x)
-    np.testing.assert_allclose(y, function(x, 1e-3), rtol=1e-5, atol=1e-6)  # type: ignore[operator]
+    np.testing.assert_allclose(y, function(x, 1e-3), rtol=1e-5, atol=1e-6)
 
 
 def test_a_norm_and_the_weight_that_follows_are_as_each_alone() -> None:
@@ -170,11 +171,11 @@ def test_a_norm_and_the_weight_that_follows_are_as_each_alone() -> None:
 
 @pytest.mark.parametrize("kind", NEAR)
 @pytest.mark.parametrize(("name", "function"), [("swiglu", silu), ("geglu", gelu)])
-def test_gated_units_multiply_the_activated_gate(name: str, function: object, kind: str) -> None:
+def test_gated_units_multiply_the_activated_gate(name: str, function: Any, kind: str) -> None:
     gate, up = stored(random(2, 3, 16), kind), stored(random(2, 3, 16, seed=1), kind)
     near = max(NEAR[kind], 2e-3 * (name == "geglu"))
     y = compute(getattr(gg, name), gate, up, kinds=[kind, kind])
-    np.testing.assert_allclose(y, function(gate) * up, rtol=4 * near, atol=near)  # type: ignore[operator]
+    np.testing.assert_allclose(y, function(gate) * up, rtol=4 * near, atol=near)
 
 
 def test_gated_units_take_halves_of_one_matrix() -> None:
@@ -247,9 +248,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_does_not_fit_is_a_shape_error_that_says_why(build: object, words: str) -> None:
+def test_what_does_not_fit_is_a_shape_error_that_says_why(build: Any, words: str) -> None:
     with gg.Graph(cpu()) as g, pytest.raises(gg.ShapeError, match=words):
-        build(g, g.input("x", (4, 8)))  # type: ignore[operator]
+        build(g, g.input("x", (4, 8)))
 
 
 def test_messages_name_the_operation_and_the_operands() -> None:
@@ -279,6 +280,6 @@ def test_no_operands_end_the_process() -> None:
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )
     assert child.returncode == 0, child.stderr[-2000:]
-    ran = {line.split()[0]: int(re.search(r"\bran=(\d+)", line)[1]) for line in child.stdout.splitlines()}  # type: ignore[index]
+    ran = {line.split()[0]: int(re.search(r"\bran=(\d+)", line)[1]) for line in child.stdout.splitlines()}
     assert len(ran) > 40
     assert min(ran.values()) >= 12, ran

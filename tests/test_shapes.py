@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,11 +62,11 @@ SLICES = [
 
 
 @pytest.mark.parametrize("index", SLICES, ids=str)
-def test_slicing_is_numpys(index: object) -> None:
+def test_slicing_is_numpys(index: Any) -> None:
     x = random(*SHAPE)
     y = compute(lambda t: t[index], x)
-    assert y.shape == x[index].shape  # type: ignore[index]
-    np.testing.assert_array_equal(y, x[index])  # type: ignore[index]
+    assert y.shape == x[index].shape
+    np.testing.assert_array_equal(y, x[index])
 
 
 def test_one_dimension_stays_when_all_are_indexed() -> None:
@@ -208,9 +209,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_does_not_fit_is_refused_with_the_reason(build: object, words: str) -> None:
+def test_what_does_not_fit_is_refused_with_the_reason(build: Any, words: str) -> None:
     with gg.Graph(cpu()) as g, pytest.raises(gg.ShapeError, match=words):
-        build(g, g.input("x", (4, 8)))  # type: ignore[operator]
+        build(g, g.input("x", (4, 8)))
 
 
 def test_a_transposed_matrix_is_a_view_wherever_it_stands() -> None:
