@@ -81,7 +81,7 @@ def arrange(
     `machine` tells the devices that remedies may use. Raises ConfigError with the numbers and the
     options that would fit.
     """
-    dealt, cache = deal(model, options, devices), cache_facts(options, model.hp)
+    dealt, cache = deal_model(model, options, devices), cache_facts(options, model.hp)
     if fit(model, dealt.demands, cache, options.ctx or MIN_CTX).is_fitting:
         n_ctx = choose_group_ctx(model, dealt.demands, cache, options.ctx)
         return Arrangement(options, dealt, n_ctx, (*dealt.notes, *_context_notes(model, options, dealt, n_ctx)))
@@ -123,7 +123,7 @@ def _context_notes(model: ModelFacts, options: LoadOptions, dealt: Deal, n_ctx: 
     return [f"ctx = {n_ctx} of the model's {most}: the largest that fits {name}"]
 
 
-def deal(model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts]) -> Deal:
+def deal_model(model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts]) -> Deal:
     """What each rank is to hold, whether or not it fits.
 
     Raises ConfigError where the model cannot be dealt so.

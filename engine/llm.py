@@ -146,7 +146,7 @@ class LLM:
         SamplingParams. Raises TemplateError for a base model or messages that the template refuses.
         """
         ids = self.chat_ids(messages, tools=tools, template=template)
-        answers = self._start([ids], self.model.sampling(**sampling))
+        answers = self._start([ids], self.model.sampling(**sampling), tells_each=stream)
         return answers if stream else _join(answers)[0]
 
     def chat_ids(
@@ -187,14 +187,14 @@ class LLM:
         single = isinstance(prompts, str)
         texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in texts]
-        answers = self._start(ids, self.model.sampling(**sampling))
+        answers = self._start(ids, self.model.sampling(**sampling), tells_each=stream)
         if stream:
             return answers
         completions = _join(answers)
         return completions[0] if single else completions
 
-    def _start(self, prompts: Sequence[list[int]], params: SamplingParams) -> Stream:
-        stream = Stream(self._abort)
+    def _start(self, prompts: Sequence[list[int]], params: SamplingParams, *, tells_each: bool) -> Stream:
+        stream = Stream(self._abort, tells_each=tells_each)
         requests = [self._request(ids, params, index, stream) for index, ids in enumerate(prompts)]
         for request in requests:
             stream.add(request)

@@ -75,6 +75,11 @@ class LoadOptions:
         }
         return {name: value for name, value in given.items() if value is not None}
 
+    @property
+    def text(self) -> str:
+        """Those options as they are written on a command line."""
+        return " ".join(f"--{name} {value}" for name, value in self.where.items())
+
     def changed(self, settings: Mapping[str, str | int]) -> LoadOptions:
         """With these options by long name in place of the own ones that say where, and others that they name."""
         nowhere = replace(self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside")

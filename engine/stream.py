@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections import deque
+import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from .request import Delta, FinishReason, Request, Stats, TokenLogprob
@@ -40,15 +39,16 @@ class Completion(str):
 class Stream:
     """The deltas of one or more requests in the order they come.
 
-    Dropping or closing the stream early aborts what is left. A failed request raises its error from
+    Without `tells_each` only the ends arrive, which spares waking the consumer for every token. Dropping
+    or closing the stream early aborts what is left. A failed request raises its error from
     the iteration. One consumer at a time, in a thread or in an event loop.
     """
 
-    def __init__(self, abort: Callable[[Request], None]) -> None:
+    def __init__(self, abort: Callable[[Request], None], *, tells_each: bool = True) -> None:
         self._abort = abort
+        self._tells_each = tells_each
         self._requests: list[Request] = []
-        self._arrived: deque[Delta] = deque()
-        self._condition = threading.Condition()
+        self._arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event: asyncio.Event | None = None
         self._n_open = 0
@@ -62,16 +62,15 @@ class Stream:
 
     def emit(self, delta: Delta) -> None:
         """Take an event from the engine thread."""
-        with self._condition:
-            self._arrived.append(delta)
-            self._condition.notify()
-            if self._loop is not None and self._event is not None and not self._loop.is_closed():
-                with contextlib.suppress(RuntimeError):  # the loop may close between the two
-                    self._loop.call_soon_threadsafe(self._event.set)
-
-    def _take(self) -> Delta:
-        delta = self._arrived.popleft()
         self._deltas[delta.index].append(delta)
+        if not self._tells_each and delta.finish_reason is None:
+            return
+        self._arrived.put(delta)
+        if self._loop is not None and self._event is not None and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop may close between the two
+                self._loop.call_soon_threadsafe(self._event.set)
+
+    def _taken(self, delta: Delta) -> Delta:
         if delta.finish_reason is not None:
             self._n_open -= 1
         if delta.error is not None:
@@ -86,20 +85,15 @@ class Stream:
         if not self._n_open:
             raise StopIteration
         try:
-            with self._condition:
-                while not self._arrived:
-                    self._condition.wait()
-            return self._take()
+            return self._taken(self._arrived.get())
         except KeyboardInterrupt:
             self.close()
             raise
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        with self._condition:
-            self._loop = asyncio.get_running_loop()
-            self._event = asyncio.Event()
-            if self._arrived:
-                self._event.set()
+        self._event = asyncio.Event()
+        self._event.set()
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __anext__(self) -> Delta:
@@ -107,14 +101,12 @@ class Stream:
             raise StopAsyncIteration
         assert self._event is not None, "__aiter__ comes first"
         try:
-            await asyncio.sleep(
-                0
-            )  # other tasks get their turn even when deltas come faster than they are read
-            while not self._arrived:
+            await asyncio.sleep(0)  # other tasks get their turn even when deltas come faster than they are read
+            while True:
                 self._event.clear()
-                if not self._arrived:
-                    await self._event.wait()
-            return self._take()
+                with contextlib.suppress(queue.Empty):
+                    return self._taken(self._arrived.get_nowait())
+                await self._event.wait()
         except asyncio.CancelledError:
             self.close()
             raise

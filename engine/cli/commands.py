@@ -48,5 +48,10 @@ COMMANDS = {
         "say what a model file is and whether it can be served",
         f"{_HERE}.inspect_model:inspect_model",
     ),
+    "plan": Command(
+        "MODEL",
+        "say what would be placed where, what fits, and how fast each way would be",
+        f"{_HERE}.plan:plan",
+    ),
     "devices": Command("", "list the devices of this machine", f"{_HERE}.devices:devices"),
 }

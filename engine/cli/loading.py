@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyggml as gg
 
 from ..errors import ConfigError
 from ..llm import LLM
+from ..load_options import LoadOptions
 from ..model import Model
 from .settings import Settings
-from .terminal import loading_bar, one_line, say
+from .terminal import loading_bar, one_line, printable, say
 from .unused_gpus import build_facts, unused_gpus
 
 
@@ -35,6 +38,27 @@ def _device(settings: Settings) -> str | None:
         raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
 
 
+def placing(settings: Settings) -> dict[str, Any]:
+    """What the options say of where and how a model is to lie, by the names that LLM has for it.
+
+    Raises ConfigError naming both sources of options that exclude each other.
+    """
+    if settings.is_given("tp") and settings.is_given("layer-split"):
+        raise ConfigError(
+            f"{settings.source('tp')} and {settings.source('layer-split')} exclude each other: --tp cuts inside "
+            "layers, --layer-split deals whole layers; give one of them"
+        )
+    names = (
+        "tp", "layer-split", "tensor-split", "expert-split", "batch", "threads", "cache-type-k", "cache-type-v", "fit",
+    )  # fmt: skip
+    return {"device": _device(settings), **{name.replace("-", "_"): settings[name] for name in names}}
+
+
+def load_options(settings: Settings, *, ctx: int | None, parallel: int) -> LoadOptions:
+    """The options of loading; raises ConfigError for those that make no sense together."""
+    return LoadOptions(ctx=ctx, parallel=parallel, **placing(settings))
+
+
 def open_llm(
     settings: Settings,
     model: Model,
@@ -43,26 +67,20 @@ def open_llm(
     parallel: int = 1,
     prefix_cache: bool = False,
     chat_template: str | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> LLM:
-    """Load the weights, with a bar on a terminal."""
+    """Load the weights, with a bar on a terminal; `where` takes the place of the options of that name."""
+    placed = placing(settings) | dict(where or {})
     with loading_bar(not settings["json"]) as progress:
         return LLM(
-            model,
-            device=_device(settings),
-            tp=settings["tp"],
-            layer_split=settings["layer-split"],
-            tensor_split=settings["tensor-split"],
-            expert_split=settings["expert-split"],
-            ctx=ctx,
-            parallel=parallel,
-            batch=settings["batch"],
-            threads=settings["threads"],
-            cache_type_k=settings["cache-type-k"],
-            cache_type_v=settings["cache-type-v"],
-            prefix_cache=prefix_cache,
-            chat_template=chat_template,
-            progress=progress,
-        )
+            model, ctx=ctx, parallel=parallel, prefix_cache=prefix_cache, chat_template=chat_template,
+            progress=progress, **placed,
+        )  # fmt: skip
+
+
+def start_lines(llm: LLM) -> list[str]:
+    """What lies where and why, for people: of several ranks the mode and a table."""
+    return [printable(line) for line in (*llm.notes, *str(llm.plan).splitlines())]
 
 
 def warn_of_unused_gpus(settings: Settings) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from .option import BIAS, FLAG, Option, choice, path, real, text, whole, wholes
 
-RUN, BENCH, LOGITS = ("run",), ("bench",), ("eval logits",)
-LOADS = (*RUN, *BENCH, *LOGITS)
+RUN, BENCH, LOGITS, PLAN = ("run",), ("bench",), ("eval logits",), ("plan",)
+LOADS = (*RUN, *BENCH, *LOGITS, *PLAN)
 MODEL = (*LOADS, "inspect")
 ALL = (*MODEL, "devices")
 CACHE_TYPE = choice(("f32", "f16", "bf16", "q8_0", "q4_0"))
@@ -34,8 +34,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("expert-split", choice(("inside", "experts")), "with --tp: cut inside each expert, or deal whole experts",
            LOADS, "experts", default="inside"),
     Option("ctx", whole(64), "context of one request in tokens",
-           LOADS, "8192", default_text="run: what fits, up to the model's own; else what is needed"),
+           LOADS, "8192", default_text="run, plan: what fits, up to the model's own; else what is needed"),
+    Option("fit", choice(("off", "auto")), "a model that does not fit is refused, or takes the first remedy",
+           LOADS, "auto", default="off"),
     Option("parallel", wholes(1), "numbers of sequences to decode together", BENCH, "1,4,16", default=[1]),
+    Option("parallel", whole(1), "number of sequences to make room for", PLAN, "4", default=1),
     Option("batch", whole(1), "most prompt tokens of one step", LOADS, "1024", default=512),
     Option("threads", whole(1), "processor threads, where the device is a CPU",
            LOADS, "8", default_text="the processors that this process may use"),
@@ -73,6 +76,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("ignore-eos", FLAG, "go on where the model would end", RUN, default=False),
     Option("n-prompt", wholes(1), "lengths of prompts to measure, in tokens",
            BENCH, "512,4096", default=[512], short=("-p",)),
+    Option("n-prompt", whole(1), "length of the prompt whose time to the first token is predicted",
+           PLAN, "4096", default=512, short=("-p",)),
+    Option("measure", FLAG, "measure devices and links for a second or two, to predict times", PLAN, default=True),
     Option("n-gen", whole(2), "tokens to generate in each decode test", BENCH, "128", default=128, short=("-n",)),
     Option("repeat", whole(1), "measurements of each test, of which the median is shown", BENCH, "5", default=3),
     Option("tokens", wholes(0), "token ids to evaluate", LOGITS, "1,2,3"),

@@ -13,10 +13,10 @@ from ..llm import LLM
 from ..model import Model
 from . import answers
 from .chat import Chat
-from .loading import limit_of, open_llm, open_model, read_text, warn_of_unused_gpus
+from .loading import limit_of, open_llm, open_model, read_text, start_lines, warn_of_unused_gpus
 from .sampling import check_bias, chosen_sampling
 from .settings import Settings
-from .terminal import one_line, say
+from .terminal import say
 
 
 def run(settings: Settings) -> int:
@@ -38,7 +38,8 @@ def run(settings: Settings) -> int:
             chat_template=template,
         ) as llm:
             if not settings["json"]:
-                say(one_line(str(llm.plan)))
+                for line in start_lines(llm):
+                    say(line)
             if prompt is None:
                 if not is_chat:
                     why = "--raw" if settings["raw"] else "a base model, without a chat template"

@@ -18,6 +18,13 @@ def shown_seconds(s: float) -> str:
     return f"{s * 1000:.0f} ms" if s < 1 else f"{s:.1f} s"
 
 
+def shown_fine_seconds(s: float) -> str:
+    """A duration in us, ms or s, with two digits or more."""
+    if s < 1e-3:
+        return f"{s * 1e6:.0f} us" if s >= 1e-5 else f"{s * 1e6:.1f} us"
+    return f"{s * 1e3:.2f} ms" if s < 0.1 else f"{s * 1e3:.0f} ms" if s < 1 else f"{s:.2f} s"
+
+
 def shown_rate(per_s: float) -> str:
     """Tokens a second with three figures or more."""
     return f"{per_s:.0f}" if per_s >= 1000 else f"{per_s:.1f}"

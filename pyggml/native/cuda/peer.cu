@@ -78,6 +78,8 @@ bool copy_between(int from, int to, bool by_kernel, const void * sent, void * re
         !why.passed(cudaMemset(target.data, 0xA5, size), "cudaMemset") ||
         !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize") || !source.make(from, size, why) ||
         !why.passed(cudaMemcpy(source.data, sent, size, cudaMemcpyHostToDevice), "copy to the card") ||
+        // A copy from pageable memory returns when the bytes are staged, and other streams do not wait for the rest.
+        !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize") ||
         !why.passed(cudaStreamCreateWithFlags(&where.stream, cudaStreamNonBlocking), "cudaStreamCreate")) {
         return false;
     }

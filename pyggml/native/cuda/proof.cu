@@ -157,7 +157,8 @@ std::shared_ptr<session> begin(pg_transport * transport, int n_ranks, const plac
             values[i + wanted.offset_elements] = summand(rank, i);
         }
         if (!shared->memory[rank].make(places[rank].card, n * sizeof(float), why) ||
-            !why.passed(cudaMemcpy(shared->memory[rank].data, values.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy to the card")) {
+            !why.passed(cudaMemcpy(shared->memory[rank].data, values.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy to the card") ||
+            !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {  // staged bytes may still be on their way
             return nullptr;
         }
     }
