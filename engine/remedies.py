@@ -163,6 +163,10 @@ def cut_demands(
     return tensor_demands(model, plan, devices, compute_bytes)
 
 
+# A measured share may be too small for a rank to hold anything: the parts of the largest share tried then.
+_FLOORS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.5)
+
+
 def default_cuts(
     model: ModelFacts,
     devices: Sequence[DeviceFacts],
@@ -178,8 +182,14 @@ def default_cuts(
     even = tp_cuts(model.hp, model.rows, model.types, (1.0,) * len(devices), expert_split=expert_split)
     whole_bytes = max(even.whole_bytes) + compute_bytes
     shares = default_shares(devices, cut_bytes=sum(even.cut_bytes) + cache_bytes, whole_bytes=whole_bytes)
-    plan = tp_cuts(model.hp, model.rows, model.types, shares.values, expert_split=expert_split)
-    return plan, shares.reason
+    largest, reason = max(shares.values), shares.reason
+    for floor in _FLOORS:
+        values = tuple(max(value, floor * largest) for value in shares.values)
+        try:
+            return tp_cuts(model.hp, model.rows, model.types, values, expert_split=expert_split), reason
+        except ConfigError:
+            reason = f"{shares.reason}; the least raised until each rank holds a part"
+    return even, "even, since no other shares give each rank a part"
 
 
 def split_demands(

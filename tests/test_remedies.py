@@ -10,7 +10,15 @@ from paper_models import CACHE, CPU, GIB, facts, gpus, llama_8b, numbers
 from pyggml.engine.balance import DeviceFacts
 from pyggml.engine.demand import ModelFacts, whole_demand
 from pyggml.engine.fit import fit, largest_ctx
-from pyggml.engine.remedies import Remedy, Wish, cut_demands, refusal_with_remedies, remedies, split_demands
+from pyggml.engine.remedies import (
+    Remedy,
+    Wish,
+    cut_demands,
+    default_cuts,
+    refusal_with_remedies,
+    remedies,
+    split_demands,
+)
 
 
 def wish(model: ModelFacts, devices: list[DeviceFacts], ctx: int | None = None) -> Wish:
@@ -103,3 +111,10 @@ def test_a_split_over_unlike_cards_fills_them_alike() -> None:
     devices = [gpus(1, 32)[0], replace(gpus(2)[1], free_bytes=16 * GIB)]
     a, b = split_demands(model, devices, CACHE, 2048)
     assert (a.n_layer, b.n_layer) == (40, 20)
+
+
+def test_a_slow_device_still_gets_a_part_of_every_kind() -> None:
+    slow = replace(CPU, bandwidth=1e9)
+    fast = replace(gpus(1)[0], bandwidth=4e12)
+    plan, reason = default_cuts(facts(numbers()), [fast, slow])
+    assert plan.idle == () and "raised" in reason
