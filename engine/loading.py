@@ -28,6 +28,8 @@ LOG = logging.getLogger("pyggml.engine")
 class LoadedModel:
     """A model's ranks and backends. `n_ctx` is the context of one request; `notes` say why it lies as it does."""
 
+    notes: tuple[str, ...]
+
     def __init__(self, model: Model, options: LoadOptions, progress: Progress | None = None) -> None:
         self._ranks: list[Rank] = []
         self._backends: list[gg.Backend] = []
@@ -35,13 +37,11 @@ class LoadedModel:
         self._arranged = arranged = _arranged(model, options)
         self.n_ctx = arranged.n_ctx
         deal = arranged.deal
-        self.notes = arranged.notes if len(deal.demands) == 1 else (deal.title, *arranged.notes)
-        for note in self.notes:
-            LOG.info("%s", note)
         parts = [_parts(model, arranged, i) for i in range(len(deal.demands))]
         self._replicated_bytes = [0 if deal.cuts is None else _whole_bytes(of_rank) for of_rank in parts]
         try:
             self._open([gg.device(d.device.name) for d in deal.demands])
+            self.notes = self._told()
             for backend, of_rank in zip(self._backends, parts):
                 _check_types(backend, of_rank)
             self._load(model, parts, progress)
@@ -57,6 +57,15 @@ class LoadedModel:
         else:
             self._group = gg.Group(devices, threads=threads)
             self._backends = self._group.backends
+
+    def _told(self) -> tuple[str, ...]:
+        """The mode, why it lies so, and how the ranks exchange data; logged too."""
+        deal, notes = self._arranged.deal, self._arranged.notes
+        if self._group is not None:
+            notes = (deal.title, *notes, *_transport_notes(self._group, deal.mode))
+        for note in notes:
+            LOG.info("%s", note)
+        return notes
 
     def _load(self, model: Model, parts: Sequence[list[Part]], progress: Progress | None) -> None:
         options, deal, done = self._arranged.options, self._arranged.deal, 0
@@ -134,6 +143,16 @@ def _parts(model: Model, arranged: Arrangement, i: int) -> list[Part]:
     if deal.mode is Mode.LAYER:
         return layer_parts(found, range(*deal.demands[i].layers), model.hparams.n_layer)
     return whole_parts(found)
+
+
+def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
+    """The transports of sums by their size, and the pairs that go through host memory for a fault."""
+    report = group.transports
+    found = [str(pair) for pair in report.pairs if not pair.passed]
+    if mode is Mode.TENSOR:
+        ways = (f"{s.name} from {s.min_elements} elements on" if s.min_elements else s.name for s in report.spans)
+        found.append(f"sums over ranks go through: {', '.join(ways)}")
+    return found
 
 
 def _whole_bytes(parts: Sequence[Part]) -> int:

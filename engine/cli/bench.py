@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+import pyggml as gg
+
 from ..errors import ConfigError
 from ..llm import LLM
 from ..model import Model
 from ..placement import MIN_CTX
-from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus
+from .bench_modes import Where, modes, options_text, winner_lines, winners
+from .loading import limit_of, open_llm, open_model, start_lines, warn_of_unused_gpus
 from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
 from .settings import Settings
 from .table import render
-from .terminal import one_line
+from .terminal import one_line, say
 from .units import shown_rate, shown_seconds
 
 T = TypeVar("T")
@@ -28,26 +31,20 @@ T = TypeVar("T")
 
 def bench(settings: Settings) -> int:
     """Measure and print a table, with --json one line of JSON after it."""
-    rng = np.random.default_rng(settings["seed"])
+    is_comparing = settings["modes"] == "all"
+    compared = modes(settings) if is_comparing else [{}]
     with contextlib.closing(open_model(settings)) as model:
         _check_lengths(settings, model)
         document: dict[str, Any] = {"model": model.name, "path": str(model.path), "architecture": model.arch}
     warn_of_unused_gpus(settings)
-    start = time.perf_counter()
-    with _opened(settings, 1) as llm:
-        document |= {"load_s": time.perf_counter() - start, "plan": [asdict(placement) for placement in llm.plan]}
-        print(f"{one_line(model.name)}, loaded in {shown_seconds(document['load_s'])}")
-        print(f"{one_line(str(llm.plan))}\n")
-        document["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]
-        alone = [_decode(settings, llm, rng, 1)] if 1 in settings["parallel"] else []
-    document["decode"] = []
-    for n_seq in settings["parallel"]:
-        if n_seq == 1:
-            document["decode"] += alone
-            continue
-        with _opened(settings, n_seq) as llm:
-            document["decode"].append(_decode(settings, llm, rng, n_seq))
-    print(_table(document))
+    if not is_comparing:
+        document |= _measured(settings, {}, document["model"])
+        print(_table(document))
+    else:
+        document["modes"] = [_measured_or_refused(settings, where, document["model"]) for where in compared]
+        document["winners"] = winners(settings["model"], document["modes"])
+        print(_comparison(document["modes"]))
+        print("\n".join(["", *winner_lines(document["winners"])]))
     if settings["json"]:
         print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     return 0
@@ -67,12 +64,45 @@ def _check_lengths(settings: Settings, model: Model) -> None:
         )
 
 
-def _opened(settings: Settings, n_seq: int) -> LLM:
+def _measured_or_refused(settings: Settings, where: Where, name: str) -> dict[str, Any]:
+    """One mode of several; where the model cannot be loaded so, the reason."""
+    options = {"options": options_text(where)}
+    try:
+        return options | _measured(settings, where, name)
+    except (ConfigError, gg.AllocationError, gg.DeviceError) as error:
+        say(f"pyggml bench: {options['options']}: {one_line(str(error))}")
+        return options | {"refusal": str(error)}
+
+
+def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
+    """All tests of one mode; the model is loaded anew for each number of sequences."""
+    rng = np.random.default_rng(settings["seed"])
+    found: dict[str, Any] = {}
+    start = time.perf_counter()
+    with _opened(settings, 1, where) as llm:
+        found["load_s"] = time.perf_counter() - start
+        found |= {"plan": [asdict(placement) for placement in llm.plan], "notes": list(llm.notes)}
+        print(f"{one_line(name)}, loaded in {shown_seconds(found['load_s'])}")
+        print("\n".join([*start_lines(llm), ""]))
+        found["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]
+        alone = [_decode(settings, llm, rng, 1)] if 1 in settings["parallel"] else []
+    found["decode"] = []
+    for n_seq in settings["parallel"]:
+        if n_seq == 1:
+            found["decode"] += alone
+            continue
+        with _opened(settings, n_seq, where) as llm:
+            found["decode"].append(_decode(settings, llm, rng, n_seq))
+    return found
+
+
+def _opened(settings: Settings, n_seq: int, where: Where) -> LLM:
     """The model with room for the tests of `n_seq` sequences; a prompt's one answer token comes on top."""
     needed = max(MIN_CTX, n_decode_ctx(settings["n-gen"], n_seq))
     if n_seq == 1:
         needed = max(needed, max(settings["n-prompt"]) + 1)
-    return open_llm(settings, open_model(settings), ctx=max(needed, settings["ctx"] or 0), parallel=n_seq)
+    ctx = max(needed, settings["ctx"] or 0)
+    return open_llm(settings, open_model(settings), ctx=ctx, parallel=n_seq, where=where)
 
 
 def _repeated(settings: Settings, measure: Callable[[], T]) -> list[T]:
@@ -114,3 +144,18 @@ def _table(document: dict[str, Any]) -> str:
     return render(
         rows, header=("test", "tokens", "sequences", "tokens/s", "step", "in Python"), right=(1, 2, 3, 4, 5)
     )
+
+
+def _comparison(measured: list[dict[str, Any]]) -> str:
+    """Tokens a second, a line a mode."""
+    done = next((mode for mode in measured if "refusal" not in mode), None)
+    if done is None:
+        raise ConfigError("no mode can be loaded; the lines above say why")
+    header = ["options", *(f"prefill {p['n_prompt']}" for p in done["prefill"])]
+    header += [f"decode x {d['parallel']}" for d in done["decode"]]
+    rows = []
+    for mode in measured:
+        tests = [] if "refusal" in mode else [*mode["prefill"], *mode["decode"]]
+        speeds = [shown_rate(test["tok_per_s"]) for test in tests] or ["refused"] * (len(header) - 1)
+        rows.append([mode["options"], *speeds])
+    return render(rows, header=header, right=range(1, len(header)))

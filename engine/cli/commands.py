@@ -53,5 +53,8 @@ COMMANDS = {
         "say what would be placed where, what fits, and how fast each way would be",
         f"{_HERE}.plan:plan",
     ),
+    "doctor": Command(
+        "", "test devices and the links between them, and say what to mend", f"{_HERE}.doctor:doctor"
+    ),
     "devices": Command("", "list the devices of this machine", f"{_HERE}.devices:devices"),
 }

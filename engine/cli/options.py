@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from .option import BIAS, FLAG, Option, choice, path, real, text, whole, wholes
 
-RUN, BENCH, LOGITS, PLAN = ("run",), ("bench",), ("eval logits",), ("plan",)
+RUN, BENCH, LOGITS, PLAN, DOCTOR = ("run",), ("bench",), ("eval logits",), ("plan",), ("doctor",)
 LOADS = (*RUN, *BENCH, *LOGITS, *PLAN)
 MODEL = (*LOADS, "inspect")
-ALL = (*MODEL, "devices")
+ALL = (*MODEL, "devices", *DOCTOR)
 CACHE_TYPE = choice(("f32", "f16", "bf16", "q8_0", "q4_0"))
 SAMPLING = (
     "temperature", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
@@ -27,6 +27,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("device", text("NAME,..."), "devices, one a rank: what `pyggml devices` lists as name, bus id or product",
            LOADS, "cuda:0,cuda:1",
            default_text="the GPU with most free memory, else cpu; for several ranks the first GPUs"),
+    Option("device", text("NAME,..."), "devices to examine, and the links between them",
+           DOCTOR, "cuda:0,cuda:1", default_text="all GPUs, else the cpu twice"),
     Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", LOADS, "2"),
     Option("layer-split", whole(1), "put whole layers on N devices", LOADS, "2"),
     Option("tensor-split", text("A,B,..."), "shares of the devices; with --layer-split their numbers of layers",
@@ -41,7 +43,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("parallel", whole(1), "number of sequences to make room for", PLAN, "4", default=1),
     Option("batch", whole(1), "most prompt tokens of one step", LOADS, "1024", default=512),
     Option("threads", whole(1), "processor threads, where the device is a CPU",
-           LOADS, "8", default_text="the processors that this process may use"),
+           (*LOADS, *DOCTOR), "8", default_text="the processors that this process may use"),
     Option("cache-type-k", CACHE_TYPE, "type of the keys in the cache", LOADS, "q8_0", default="f16"),
     Option("cache-type-v", CACHE_TYPE, "type of the values in the cache", LOADS, "q8_0", default="f16"),
     Option("prefix-cache", FLAG, "reuse what an earlier prompt with the same beginning left in the cache",
@@ -81,11 +83,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("measure", FLAG, "measure devices and links for a second or two, to predict times", PLAN, default=True),
     Option("n-gen", whole(2), "tokens to generate in each decode test", BENCH, "128", default=128, short=("-n",)),
     Option("repeat", whole(1), "measurements of each test, of which the median is shown", BENCH, "5", default=3),
+    Option("modes", choice(("given", "all")), "compare nothing, or one device, tensor parallel and layer split",
+           BENCH, "all", default="given"),
     Option("tokens", wholes(0), "token ids to evaluate", LOGITS, "1,2,3"),
     Option("text", text(), "text to evaluate, in place of --tokens", LOGITS, '"Hello world"'),
     Option("out", path(), "file to write, float32 [n_tokens, n_vocab]", LOGITS, "logits.npy", required=True),
     Option("chunk", whole(1), "tokens evaluated at a time, at most --batch",
            LOGITS, "64", default_text="that of --batch"),
+    Option("report", path(), "file to write the findings to: JSON if it ends in .json, else Markdown",
+           DOCTOR, "doctor.md"),
     Option("tensors", FLAG, "list every tensor", ("inspect",), default=False),
     Option("json", FLAG, "print JSON on standard output (bench: as its last line)", ALL, default=False),
     Option("config", path(), "JSON file whose keys are the long names; may be given several times, later ones win",

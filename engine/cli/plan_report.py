@@ -1,0 +1,150 @@
+"""What `pyggml plan` found, as lines for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import pyggml as gg
+
+from ..cuts import Degree
+from ..demand import ModelFacts, layer_sizes
+from ..outlook import Outlook
+from ..placement import Placements
+from ..prediction import Mode, Prediction, advice
+from ..topology import CLASSES, between, seat
+from .table import render
+from .terminal import one_line, printable
+from .units import shown_bytes, shown_fine_seconds
+
+
+@dataclass
+class PlanReport:
+    """`placed` is None where what was asked for does not fit; `refusal` then says why."""
+
+    name: str
+    path: str
+    facts: ModelFacts
+    n_prompt: int
+    outlooks: Sequence[Outlook]
+    degrees: Sequence[Degree]
+    devices: Sequence[gg.Device]
+    options: str = ""
+    placed: Placements | None = None
+    notes: tuple[str, ...] = ()
+    refusal: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """Everything, for people."""
+        sizes, first, last = layer_sizes(self.facts)
+        total = shown_bytes(sum(sizes) + first + (0 if self.facts.is_tied else last))
+        yield f"{one_line(self.name)}: {self.facts.hp.arch}, {self.facts.hp.n_layer} layers, {total} of weights"
+        yield ""
+        yield from self._pair_lines()
+        yield from self._degree_lines()
+        yield self._table()
+        yield ""
+        if self.placed is not None:
+            yield from (printable(line) for line in self.notes)
+            yield printable(str(self.placed))
+        yield self.advice
+
+    @property
+    def advice(self) -> str:
+        """Which options to take, from the predictions."""
+        fitting = {_key(o): o.prediction for o in self.outlooks if o.is_fitting and o.prediction is not None}
+        found = advice(fitting)
+        n = len({d.bus_id for d in self.devices if d.kind == "gpu"})
+        if n > 1 and "" in fitting:
+            found += f"; for many requests {n} copies, each on its own GPU, need no links"
+        return found
+
+    def _pair_lines(self) -> Iterator[str]:
+        pairs = self._pairs()
+        for pair in pairs:
+            way = f"{pair['class']} ({CLASSES[pair['class']]})"
+            yield f"{pair['first']} and {pair['second']}: {way}, NUMA nodes {pair['nodes']}"
+        if pairs:
+            yield ""
+
+    def _pairs(self) -> list[dict[str, str]]:
+        seats = [(d.name, seat(d.bus_id)) for d in self.devices]
+        return [
+            {"first": a, "second": b, "class": between(x, y), "nodes": f"{_node(x)} and {_node(y)}"}
+            for (a, x), (b, y) in combinations(seats, 2)
+            if between(x, y)
+        ]
+
+    def _degree_lines(self) -> Iterator[str]:
+        """The degrees that work, each with the fullest rank's part over an even one, then why the others do not."""
+        several = self.degrees[1:]
+        works = [f"{d.n_ranks} (x {d.fullest:.2f})" for d in several if not d.obstacle]
+        yield f"tensor parallel (x the fullest rank over an even part): {', '.join(works) or 'none'}"
+        yield from (f"  not {d.n_ranks}: {d.obstacle}" for d in several if d.obstacle)
+        yield ""
+
+    def _table(self) -> str:
+        header = ("options", "fullest device", "context", "largest", "a token", f"prompt of {self.n_prompt}", "")
+        return render([self._row(o) for o in self.outlooks], header=header, right=(1, 2, 3, 4, 5))
+
+    def _row(self, o: Outlook) -> tuple[str, ...]:
+        if o.placements is None:
+            return (o.options.text, "", "", "", "", "", f"not possible: {o.obstacle}")
+        fullest = shown_bytes(max(placement.n_bytes for placement in o.placements))
+        token_s, first_s = (None, None) if o.prediction is None else (o.prediction.token_s, o.prediction.first_token_s)
+        state = "" if o.is_fitting else "does not fit"
+        return (
+            o.options.text, fullest, str(o.n_ctx or ""), str(o.largest_ctx or ""), _seconds(token_s), _seconds(first_s),
+            state,
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "model": self.name,
+            "path": self.path,
+            "devices": [_device(d, self.outlooks) for d in self.devices],
+            "pairs": self._pairs(),
+            "degrees": [asdict(degree) for degree in self.degrees],
+            "modes": [_mode(o) for o in self.outlooks],
+            "options": self.options,
+            "placement": None if self.placed is None else self.placed.to_dict(),
+            "notes": list(self.notes),
+            "advice": self.advice,
+            "refusal": self.refusal or None,
+        }
+
+
+def _key(o: Outlook) -> str:
+    return "" if o.prediction is not None and o.prediction.mode is Mode.ONE else o.options.text
+
+
+def _node(of: Any) -> str:
+    return "unknown" if of is None or of.numa_node is None else str(of.numa_node)
+
+
+def _seconds(s: float | None) -> str:
+    return "" if s is None else shown_fine_seconds(s)
+
+
+def _device(device: gg.Device, outlooks: Sequence[Outlook]) -> dict[str, Any]:
+    facts = next(d for o in outlooks for d in o.devices if d.name == device.name)
+    return {**asdict(facts), "bus_id": device.bus_id}
+
+
+def _mode(o: Outlook) -> dict[str, Any]:
+    prediction: Prediction | None = o.prediction
+    return {
+        "options": o.options.text,
+        "obstacle": o.obstacle or None,
+        "fits": o.is_fitting,
+        "n_ctx": o.n_ctx,
+        "largest_ctx": o.largest_ctx,
+        "token_s": None if prediction is None else prediction.token_s,
+        "link_s": None if prediction is None else prediction.link_s,
+        "first_token_s": None if prediction is None else prediction.first_token_s,
+        "links": None if o.links is None else asdict(o.links),
+        "placement": None if o.placements is None else o.placements.to_dict(),
+    }
