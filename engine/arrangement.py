@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .balance import DeviceFacts, layer_split, parse_shares
+from .balance import DeviceFacts, layer_split, memory_each, parse_shares
 from .cuts import TensorPlan, tp_cuts
 from .demand import (
     CacheFacts,
@@ -170,22 +170,36 @@ def _with_results(model: ModelFacts, options: LoadOptions, dealt: Deal, i: int) 
 def _cut(
     model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], compute_bytes: int, n_ctx: int
 ) -> Deal:
-    hp, expert_split = model.hp, options.expert_split
+    hp, cache = model.hp, cache_facts(options, model.hp)
+
+    def dealt(cuts: TensorPlan, reason: str) -> Deal:
+        ranks = tuple(r for r, rank in enumerate(cuts.ranks) if rank.share > 0)
+        demands = tensor_demands(model, cuts, devices, compute_bytes)
+        return Deal(Mode.TENSOR, demands, (f"shares {reason}", *cuts.notes), cuts, ranks)
+
+    def cuts_by(values: Sequence[float]) -> TensorPlan:
+        return tp_cuts(hp, model.rows, model.types, values, expert_split=options.expert_split)
+
     if options.tensor_split is not None:
         values = parse_shares(options.tensor_split, len(devices))
-        cuts = tp_cuts(hp, model.rows, model.types, values, expert_split=expert_split)
-        reason = f"as given: {options.tensor_split}"
-    else:
-        cuts, reason = default_cuts(
-            model,
-            devices,
-            compute_bytes,
-            cache_bytes=cache_facts(options, hp).n_bytes(hp, hp.n_layer, hp.n_head_kv, n_ctx),
-            expert_split=expert_split,
-        )
-    demands = tensor_demands(model, cuts, devices, compute_bytes)
-    ranks = tuple(r for r, rank in enumerate(cuts.ranks) if rank.share > 0)
-    return Deal(Mode.TENSOR, demands, (f"shares {reason}", *cuts.notes), cuts, ranks)
+        return dealt(cuts_by(values), f"as given: {options.tensor_split}")
+    cache_bytes = cache.n_bytes(hp, hp.n_layer, hp.n_head_kv, n_ctx)
+    cuts, reason = default_cuts(
+        model, devices, compute_bytes, cache_bytes=cache_bytes, expert_split=options.expert_split
+    )
+    by_default = dealt(cuts, reason)
+    room = [max(0, n - compute_bytes - max(cuts.whole_bytes)) for n in memory_each(devices)]
+    if len(set(room)) == 1 or not all(room) or fit(model, by_default.demands, cache, n_ctx).is_fitting:
+        return by_default
+    # Heads come in whole groups: shares that would fit to the byte may not, and coarser ones do.
+    try:
+        return dealt(cuts_by(room), f"by free memory, for want of room: {', '.join(_percents(devices, room))}")
+    except ConfigError:  # one of them would be left without work
+        return by_default
+
+
+def _percents(devices: Sequence[DeviceFacts], shares: Sequence[int]) -> list[str]:
+    return [f"{d.name} {100 * share / sum(shares):.0f} %" for d, share in zip(devices, shares)]
 
 
 def _split(

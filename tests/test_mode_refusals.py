@@ -1,0 +1,201 @@
+"""Modes, devices, splits and sizes that cannot work end with status 2 and what would, before a weight is read.
+
+The same mistake is made on the command line, in the environment and in an option file; every command that
+loads a model, and `plan`, refuses it alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_calls import Result, call
+
+import pyggml as gg
+
+CPU2 = {"device": "cpu,cpu"}
+CPU3 = {"device": "cpu,cpu,cpu"}
+
+# Options by long name, what the line says is wrong, what it says would work.
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    # one mode excludes the other
+    ({"tp": 2, "layer-split": 2}, "exclude each other", "give one of them"),
+    ({"tp": 1, "layer-split": 1}, "exclude each other", "give one of them"),
+    ({**CPU2, "tp": 2, "layer-split": 2}, "exclude each other", "--tp cuts inside layers"),
+    # more ranks than devices; none are taken in silence
+    ({"tp": 2}, "--tp 2 needs 2 GPUs and this machine shows 0", "--device cpu,cpu"),
+    ({"tp": 9}, "--tp 9 needs 9 GPUs and this machine shows 0", "--device cpu,cpu,cpu"),
+    ({"layer-split": 3}, "--layer-split 3 needs 3 GPUs and this machine shows 0", "--device cpu,cpu,cpu"),
+    ({"tp": 17}, "tp = 17", "1 to 16 devices are supported"),
+    ({"tp": 17, "device": ",".join(["cpu"] * 17)}, "tp = 17", "1 to 16 devices are supported"),
+    ({"layer-split": 17}, "layer-split = 17", "1 to 16 devices are supported"),
+    # lists that do not match the number of ranks
+    ({**CPU3, "tp": 2}, "lists 3 devices for 2 ranks", "use --tp 3 or --layer-split 3"),
+    ({**CPU2, "tp": 3}, "lists 2 devices for 3 ranks", "use --tp 2 or --layer-split 2"),
+    ({"device": "cpu", "tp": 2}, "lists 1 devices for 2 ranks", "--device cpu,cpu"),
+    ({**CPU2, "layer-split": 3}, "lists 2 devices for 3 ranks", "use --tp 2 or --layer-split 2"),
+    # devices that are not there or no devices at all
+    ({"device": "cuda:77"}, "no device 'cuda:77'", "this machine has cpu"),
+    ({"device": "cpu,cuda:77", "tp": 2}, "no device 'cuda:77'", "this machine has cpu"),
+    ({"device": "cpu,", "tp": 2}, "no device ''", "this machine has cpu"),
+    ({"device": ",", "tp": 2}, "no device ''", "this machine has cpu"),
+    ({"device": "cpu;cpu", "tp": 2}, "no device 'cpu;cpu'", "this machine has cpu"),
+    ({"device": "gpu"}, "no device 'gpu'", "this machine has cpu"),
+    ({"device": "-1"}, "no device '-1'", "this machine has cpu"),
+    # the model cannot be dealt so
+    ({"layer-split": 3, **CPU3}, "the model has 2 layers", "2 devices at most"),
+    ({**CPU2, "tp": 2, "tensor-split": "1,1e-9"}, "rank 1 would hold no heads", "0 leaves the rank out"),
+    # splits
+    ({"tensor-split": "3,1"}, "--tensor-split 3,1", "needs --tp or --layer-split"),
+    ({"tp": 1, "tensor-split": "1"}, "--tensor-split 1", "needs --tp or --layer-split with 2 or more"),
+    ({**CPU2, "tp": 2, "tensor-split": "a,b"}, "tensor-split = 'a,b'", "shares are numbers, as in 3,1"),
+    ({**CPU2, "tp": 2, "tensor-split": "1,,2"}, "tensor-split = '1,,2'", "shares are numbers"),
+    ({**CPU2, "tp": 2, "tensor-split": "1;2"}, "tensor-split = '1;2'", "shares are numbers"),
+    ({**CPU2, "tp": 2, "tensor-split": "1,2,3"}, "has 3 shares", "there are 2 devices for them"),
+    ({**CPU2, "tp": 2, "tensor-split": "0,0"}, "gives no device anything", "one share must be above 0"),
+    ({**CPU2, "tp": 2, "tensor-split": "2,-1"}, "tensor-split = 2,-1", "shares must be 0 or more"),
+    ({**CPU2, "tp": 2, "tensor-split": "nan,1"}, "tensor-split = nan,1", "shares must be 0 or more"),
+    ({**CPU2, "tp": 2, "tensor-split": "inf,1"}, "tensor-split = inf,1", "shares must be 0 or more"),
+    ({**CPU2, "tp": 2, "tensor-split": "1e999,1"}, "tensor-split = inf,1", "shares must be 0 or more"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "1.5,0.5"}, "tensor-split = '1.5,0.5'", "whole numbers of layers"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "1"}, "layer counts 1 are for 1 devices", "the split has 2"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "1,2"}, "layer counts 1,2", "that sum to 2 layers"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "3,-1"}, "layer counts 3,-1", "0 or more that sum to 2"),
+    # experts
+    ({"expert-split": "experts"}, "--expert-split experts", "needs --tp"),
+    ({**CPU2, "layer-split": 2, "expert-split": "experts"}, "--expert-split experts", "needs --tp"),
+    ({**CPU2, "tp": 2, "expert-split": "experts"}, "the model has no experts", "'inside' is the default"),
+    ({**CPU2, "tp": 2, "expert-split": "some"}, "is 'some'", "one of inside, experts is needed"),
+    # numbers and words
+    ({"tp": 0}, "is '0'", "a whole number is needed, at least 1"),
+    ({"tp": -2}, "is '-2'", "a whole number is needed, at least 1"),
+    ({"tp": "two"}, "is 'two'", "a whole number is needed, at least 1"),
+    ({"tp": 1.5}, "is '1.5'", "a whole number is needed, at least 1"),
+    ({"layer-split": 0}, "is '0'", "a whole number is needed, at least 1"),
+    ({"layer-split": "2,2"}, "is '2,2'", "a whole number is needed, at least 1"),
+    ({"ctx": 0}, "is '0'", "a whole number is needed, at least 64"),
+    ({"ctx": "4k"}, "is '4k'", "a whole number is needed, at least 64"),
+    ({"ctx": 10**12}, "ctx = 1000000000000 with 1 slots needs ", "these fit: --ctx "),
+    ({**CPU2, "tp": 2, "ctx": 10**12}, "ctx = 1000000000000 with 1 slots needs ", "--device cpu,cpu --tp 2 --ctx "),
+    ({"batch": 0}, "is '0'", "a whole number is needed, at least 1"),
+    ({"threads": 0}, "is '0'", "a whole number is needed, at least 1"),
+    ({"fit": "maybe"}, "is 'maybe'", "one of off, auto is needed"),
+    ({"cache-type-k": "q3_k"}, "is 'q3_k'", "one of f32, f16, bf16, q8_0, q4_0 is needed"),
+]  # fmt: skip
+NAMES = [" ".join(f"{name}={value}"[:40] for name, value in options.items()) for options, _, _ in REFUSALS]
+
+SOME = [row for row in REFUSALS if "ctx" not in row[0]][::4]
+
+
+@pytest.fixture
+def model(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model of two layers; reading a weight is an error that no refusal looks like, and there are no GPUs."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("pyggml.engine.weights.Weights.__init__", fail)
+    monkeypatch.setattr(gg, "discrete_gpus", list)
+    monkeypatch.setattr(gg, "default_device", lambda: gg.device("cpu"))
+    return tiny("llama")
+
+
+def check(result: Result, wrong: str, works: str) -> None:
+    assert result.status == 2
+    assert result.err.count("\n") == 1
+    assert wrong in result.err
+    assert works in result.err
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+@pytest.mark.parametrize(("options", "wrong", "works"), REFUSALS, ids=NAMES)
+def test_on_the_command_line(
+    options: dict[str, Any], wrong: str, works: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = call(capsys, "run", model, "hi", *flags(options))
+    check(result, wrong, works)
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(("options", "wrong", "works"), REFUSALS, ids=NAMES)
+def test_in_the_environment(
+    options: dict[str, Any], wrong: str, works: str, model: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in options.items():
+        monkeypatch.setenv("PYGGML_" + name.upper().replace("-", "_"), str(value))
+    check(call(capsys, "run", model, "hi"), wrong, works)
+
+
+@pytest.mark.parametrize(("options", "wrong", "works"), REFUSALS, ids=NAMES)
+def test_in_an_option_file(
+    options: dict[str, Any], wrong: str, works: str, model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(options))
+    check(call(capsys, "run", model, "hi", "--config", path), wrong, works)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "key", "named"),
+    [
+        ({"tp": 2}, {"layer-split": 2}, {}, ("--tp", "PYGGML_LAYER_SPLIT")),
+        ({"layer-split": 2}, {"tp": 2}, {}, ("--layer-split", "PYGGML_TP")),
+        ({"tp": 2}, {}, {"layer-split": 2}, ("--tp", "c.json: layer-split")),
+        ({}, {"tp": 2}, {"layer-split": 2}, ("PYGGML_TP", "c.json: layer-split")),
+        ({}, {}, {"tp": 2, "layer-split": 2}, ("c.json: tp", "c.json: layer-split")),
+    ],
+    ids=str,
+)
+def test_both_places_of_excluding_options_are_named(
+    flag: dict[str, int], variable: dict[str, int], key: dict[str, int], named: tuple[str, str], model: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "c.json").write_text(json.dumps(key))
+    for name, value in variable.items():
+        monkeypatch.setenv("PYGGML_" + name.upper().replace("-", "_"), str(value))
+    result = call(capsys, "run", model, "hi", "--config", tmp_path / "c.json", *flags(flag))
+    check(result, "exclude each other", "give one of them")
+    assert all(name in result.err for name in named)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "{model}"),
+        ("eval", "logits", "{model}", "--tokens", "1", "--out", "{folder}/l.npy"),
+        ("plan", "{model}", "--no-measure"),
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize(("options", "wrong", "works"), SOME)
+def test_every_command_refuses_alike(
+    options: dict[str, Any], wrong: str, works: str, command: tuple[str, ...], model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    arguments = [part.format(model=model, folder=tmp_path) for part in command]
+    check(call(capsys, *arguments, *flags(options)), wrong, works)
+
+
+@pytest.mark.parametrize("mode", [{}, {**CPU2, "tp": 2}, {**CPU2, "layer-split": 2}], ids=str)
+def test_an_unknown_architecture_is_refused_in_every_mode(
+    mode: dict[str, Any], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alien = tmp_path / "alien.gguf"
+    alien.write_bytes(model.read_bytes().replace(b"llama", b"alien"))
+    check(call(capsys, "run", alien, "hi", *flags(mode)), "architecture 'alien'", "llama")
+
+
+def test_repeats_of_one_device_are_no_mistake(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = call(capsys, "run", tiny("llama"), "abc", "-n", 2, "--raw", *flags({**CPU2, "tp": 2}), "--ctx", 64)
+    assert result.status == 0
+    assert result.err.startswith("Tensor parallelism: 2 ranks (cpu, cpu)\n")
