@@ -40,6 +40,54 @@ def test_a_prompt_may_fill_the_context(tiny: Callable[..., Path], capsys: pytest
     assert (result.status, result.err) == (0, "")
 
 
+def test_all_modes_are_compared_and_the_winners_named(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny("llama")
+    options = ("-p", "16,40", "-n", 4, "--parallel", "1,3", "--repeat", 1, "--threads", 1)
+    result = call(capsys, "bench", path, "--modes", "all", "--device", "cpu,cpu,cpu", *options, "--json")
+    document = json.loads(result.out.splitlines()[-1])
+    names = ["--device cpu", "--device cpu,cpu --tp 2", "--device cpu,cpu,cpu --tp 3",
+             "--device cpu,cpu,cpu --layer-split 3"]  # fmt: skip
+    assert [mode["options"] for mode in document["modes"]] == names
+    assert [len(mode["plan"]) for mode in document["modes"][:3]] == [1, 2, 3]
+    refused = document["modes"][3]
+    assert refused["refusal"] == "layer-split = 3; the model has 2 layers, so 2 devices at most"
+    assert result.err == f"pyggml bench: {names[3]}: {refused['refusal']}\n"
+    tests = {"chat": ("decode", 0), "long prompts": ("prefill", 1), "many at once": ("decode", 1)}
+    assert document["winners"].keys() == tests.keys()
+    for use, (kind, at) in tests.items():
+        speeds = {mode["options"]: mode[kind][at]["tok_per_s"] for mode in document["modes"][:3]}
+        best = max(speeds, key=lambda name: speeds[name])
+        win = document["winners"][use]
+        assert (win["options"], win["tok_per_s"]) == (best, speeds[best])
+        assert win["command"] == f"pyggml run {path} {best}"
+        assert f"{win['command']}  (" in result.out
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["options", "prefill", "16", "prefill", "40", "decode", "x", "1", "decode", "x", "3"] in rows
+    assert [*names[3].split(), *["refused"] * 4] in rows
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "compares two or more devices, and there is no GPU; list them, as in --device cpu,cpu"),
+        (("--device", "cpu"), "there is cpu; list them, as in --device cpu,cpu"),
+        (("--device", "cpu,cpu", "--tp", 2), "--modes all chooses the modes itself; leave --tp away"),
+        (("--device", "cpu,cuda:77"), "no device 'cuda:77'"),
+    ],
+    ids=str,
+)
+def test_modes_need_devices_and_no_mode(
+    options: tuple[str, ...], expected: str, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pyggml.discrete_gpus", list)
+    result = call(capsys, "bench", tiny("llama"), "--modes", "all", *options)
+    assert (result.status, result.out) == (2, "")
+    assert expected in result.err
+
+
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_logits_are_those_of_score(
     chunk: int | None, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 
 import pyggml as gg
@@ -82,7 +82,9 @@ class PlanReport:
         several = self.degrees[1:]
         works = [f"{d.n_ranks} (x {d.fullest:.2f})" for d in several if not d.obstacle]
         yield f"tensor parallel (x the fullest rank over an even part): {', '.join(works) or 'none'}"
-        yield from (f"  not {d.n_ranks}: {d.obstacle}" for d in several if d.obstacle)
+        for obstacle, alike in groupby(several, lambda d: d.obstacle):
+            if obstacle:
+                yield f"  not {', '.join(str(d.n_ranks) for d in alike)}: {obstacle}"
         yield ""
 
     def _table(self) -> str:
