@@ -40,7 +40,7 @@ def timed(links: CudaLinks, name: str, n_elements: int, is_captured: bool, n_run
 def measure(cards: list[str], names: list[str], sizes: list[int]) -> list[dict[str, Any]]:
     """Rows of microseconds by transport, way and size."""
     rows: list[dict[str, Any]] = []
-    with gg.Group(cards) as group:
+    with gg.Group(cards, transport="host") as group:  # opens no NCCL, whose settings a process has once
         links = CudaLinks(group.backends, lambda n: host_seconds(group, n), wait_s=20.0)
         if set(names) & {"push", "nccl"}:
             for proof in prove_pairs(links, 20.0):
