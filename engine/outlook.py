@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyggml as gg
+
 from .arrangement import Deal, cache_facts, deal_model
 from .balance import DeviceFacts
 from .demand import ModelFacts
@@ -24,7 +26,7 @@ class Outlook:
     """One way. `obstacle` says why the model cannot be dealt so; then there is no deal.
 
     `n_ctx` is the context that loading would take, None where the model does not fit; `largest_ctx`
-    the most that fits, 0 where nothing does.
+    the most that fits, 0 where nothing does. `fault` says why nothing could be measured.
     """
 
     options: LoadOptions
@@ -35,6 +37,7 @@ class Outlook:
     largest_ctx: int = 0
     prediction: Prediction | None = None
     links: LinkTimes | None = None
+    fault: str = ""
     placements: Placements | None = None
 
     @property
@@ -65,10 +68,14 @@ def outlook(
 ) -> Outlook:
     """What to expect of one way."""
     mode = Mode.TENSOR if options.tp else Mode.LAYER if options.layer_split else Mode.ONE
+    fault, links = "", LinkTimes()
     if is_measured:
-        devices = measured(
-            devices, main_type(model), threads=options.threads, is_at_once=mode is Mode.TENSOR
-        )
+        try:
+            kind, is_at_once = main_type(model), mode is Mode.TENSOR
+            devices = measured(devices, kind, threads=options.threads, is_at_once=is_at_once)
+            links = link_times(tuple(d.name for d in devices), threads=options.threads)
+        except gg.PyggmlError as error:
+            fault = str(error)
     cache = cache_facts(options, model.hp)
     try:
         dealt = deal_model(model, options, devices)
@@ -77,8 +84,6 @@ def outlook(
     most = largest_ctx(model, dealt.demands, cache)
     is_fitting = fit(model, dealt.demands, cache, options.ctx or MIN_CTX).is_fitting
     n_ctx = choose_group_ctx(model, dealt.demands, cache, options.ctx) if is_fitting else None
-    names = tuple(d.device.name for d in dealt.demands)
-    links = link_times(names, threads=options.threads) if is_measured else LinkTimes()
     work = Work(n_prompt, min(options.batch, n_prompt), n_prompt)
     return Outlook(
         options,
@@ -88,6 +93,7 @@ def outlook(
         largest_ctx=most,
         prediction=predict(model.hp, mode, dealt.demands, cache, work, links),
         links=links,
+        fault=fault,
         placements=placements(model, dealt.demands, cache, n_ctx or options.ctx or MIN_CTX),
     )
 

@@ -72,6 +72,20 @@ def test_nothing_is_measured_when_that_is_not_wanted(
     assert document["options"] == "--device cpu"
 
 
+def test_a_device_that_cannot_be_measured_is_planned_all_the_same(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Speed:
+        raise gg.AllocationError("cpu: no 1 bytes; 0 are free")
+
+    monkeypatch.setattr("pyggml.engine.measuring.device_speed", fail)
+    document = planned(capsys, tiny("llama"), "--device", "cpu")
+    assert document["modes"][0]["fits"]
+    assert document["modes"][0]["fault"] == "cpu: no 1 bytes; 0 are free"
+    text = call(capsys, "plan", tiny("llama"), "--device", "cpu").out
+    assert "not measured: cpu: no 1 bytes; 0 are free" in text
+
+
 def test_the_mode_that_is_asked_for_comes_first_and_is_placed(
     tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,7 +96,9 @@ class PlanReport:
             return (o.options.text, "", "", "", "", "", f"not possible: {o.obstacle}")
         fullest = shown_bytes(max(placement.n_bytes for placement in o.placements))
         token_s, first_s = (None, None) if o.prediction is None else (o.prediction.token_s, o.prediction.first_token_s)
-        state = "" if o.is_fitting else "does not fit"
+        state = "; ".join(
+            [*([] if o.is_fitting else ["does not fit"]), *([f"not measured: {one_line(o.fault)}"] if o.fault else [])]
+        )
         return (
             o.options.text, fullest, str(o.n_ctx or ""), str(o.largest_ctx or ""), _seconds(token_s), _seconds(first_s),
             state,
@@ -142,6 +144,7 @@ def _mode(o: Outlook) -> dict[str, Any]:
         "options": o.options.text,
         "obstacle": o.obstacle or None,
         "fits": o.is_fitting,
+        "fault": o.fault or None,
         "n_ctx": o.n_ctx,
         "largest_ctx": o.largest_ctx,
         "token_s": None if prediction is None else prediction.token_s,
