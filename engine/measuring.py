@@ -25,12 +25,14 @@ from .weight_table import Use
 
 SUM_ELEMENTS = (4096, 65536, 2**20, 2**21)
 N_IN, N_OUT = 4096, 8192
-_N_RUNS = 3
+_N_RUNS = (3, 20)  # at least and at most; between them as many as _SECONDS allow
+_SECONDS = 0.02
 _OPS_A_LAYER = 14  # operations that the device does one by one in a dense layer
 _N_LAYERS = 8
 _N_SUMS = 4
 # More than a processor's or a card's caches hold, so that memory is what is measured.
 _READ_BYTES = {"cpu": 2**26, "gpu": 2**28}
+_N_PASSES = {"cpu": 1, "gpu": 8}
 _N_TOKENS = {"cpu": 32, "gpu": 512}
 
 
@@ -73,9 +75,8 @@ def device_speed(name: str, kind: str = "q8_0", *, n_at_once: int = 1, threads: 
     with gg.Group([name] * n_at_once, threads=threads) as group:
         where = "cpu" if group.backends[0].device.kind == "cpu" else "gpu"
         with _Matrices(group.backends, gg.dtype(kind), _READ_BYTES[where]) as matrices:
-            n_bytes = matrices.n_bytes
-            reading = best_seconds(group, lambda g, rank: matrices.multiply(g, rank, 1))
-            n_tokens = _N_TOKENS[where]
+            n_bytes, n_tokens, n_passes = matrices.n_bytes, _N_TOKENS[where], _N_PASSES[where]
+            reading = best_seconds(group, lambda g, rank: matrices.multiply(g, rank, 1, n_passes)) / n_passes
             computing = best_seconds(group, lambda g, rank: matrices.multiply(g, rank, n_tokens))
         layers = best_seconds(group, _small_operations)
     n_operations = 2 * n_tokens * N_IN * N_OUT * matrices.n
@@ -102,11 +103,11 @@ class _Matrices:
             self._close()
             raise
 
-    def multiply(self, g: gg.RankGraph, rank: int, n_tokens: int) -> None:
-        """Every matrix times n_tokens columns."""
-        x = g.state("x", (n_tokens, N_IN))
-        for tensor in self._buffers[rank]:
-            g.do(gg.mul_mat(g.use(self._buffers[rank][tensor]), x))
+    def multiply(self, g: gg.RankGraph, rank: int, n_tokens: int, n_passes: int = 1) -> None:
+        """Every matrix times n_tokens columns, one after the other."""
+        x, buffer = g.state("x", (n_tokens, N_IN)), self._buffers[rank]
+        for name in [*buffer] * n_passes:
+            g.do(gg.mul_mat(g.use(buffer[name]), x))
 
     def _close(self) -> None:
         for buffer in self._buffers:
@@ -130,8 +131,9 @@ def best_seconds(group: gg.Group, build: Callable[[gg.RankGraph, int], None]) ->
     """The shortest run of what `build` puts into each rank's graph, after one to warm up."""
     with group.compile(build) as graph:
         graph.step()
-        times = []
-        for _ in range(_N_RUNS):
+        times: list[float] = []
+        at_least, at_most = _N_RUNS
+        while len(times) < at_least or (len(times) < at_most and sum(times) < _SECONDS):
             start = time.perf_counter()
             graph.step()
             times.append(time.perf_counter() - start)
@@ -144,21 +146,30 @@ def link_times(names: tuple[str, ...], *, threads: int | None = None) -> LinkTim
     if len(names) == 1:
         return LinkTimes()
     with gg.Group(names, threads=threads) as group:
-        reduce = tuple((4 * n, sum_seconds(group, n)) for n in SUM_ELEMENTS)
+        reduce = tuple((4 * n, seconds) for n, seconds in sums(group).items())
         hops = [[copy_seconds(group, r, r + 1, n) for r in range(len(names) - 1)] for n in SUM_ELEMENTS]
         copy: Points = tuple((4 * n, sum(hop) / len(hop)) for n, hop in zip(SUM_ELEMENTS, hops))
     return LinkTimes(reduce, copy)
 
 
+def sums(group: gg.Group) -> dict[int, float]:
+    """Seconds of one sum by number of elements: as its transports were timed, or measured here."""
+    report = group.transports
+    timed = sorted({n for row in report.rows for n in row.seconds})
+    if timed:
+        return {n: report.row(report.name_for(n)).seconds[n] for n in timed}
+    return {n: sum_seconds(group, n) for n in SUM_ELEMENTS}
+
+
 def sum_seconds(group: gg.Group, n_elements: int) -> float:
     """Seconds of one sum of so many float32 numbers over all ranks."""
 
-    def sums(g: gg.RankGraph, rank: int) -> None:
+    def chain(g: gg.RankGraph, rank: int) -> None:
         x = g.state("x", (1, n_elements))
         for _ in range(_N_SUMS):
             x = g.all_reduce(x * 1.0)
 
-    return best_seconds(group, sums) / _N_SUMS
+    return best_seconds(group, chain) / _N_SUMS
 
 
 def copy_seconds(group: gg.Group, source: int, target: int, n_elements: int) -> float:

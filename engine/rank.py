@@ -21,6 +21,11 @@ class Rank:
     layers: range
     first_expert: int = 0
 
+    @property
+    def kernels(self) -> tuple[str, str]:
+        """What decides how the rank rounds: the backend's module and the product."""
+        return self.backend.device.module, self.backend.device.description
+
     def close(self) -> None:
         """Free what lies on the device; the backend stays its owner's."""
         self.allocator.close()
@@ -38,8 +43,8 @@ class Ranks:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether ranks compute with different kernels."""
-        return len({(r.backend.device.module, r.backend.device.description) for r in self.ranks}) > 1
+        """Whether ranks that cut layers among them compute with different kernels."""
+        return not self.is_split_by_layer and len({rank.kernels for rank in self.ranks}) > 1
 
     @property
     def cache(self) -> KVCache:

@@ -14,6 +14,7 @@ from stored_logits import PROMPT
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError, GenerationError
 from pyggml.engine.forward import Forward
+from pyggml.engine.rank import Rank
 
 F32: dict[str, Any] = {"threads": 1, "ctx": 256, "parallel": 2, "cache_type_k": "f32", "cache_type_v": "f32"}
 UNEVEN = {"n_head": 6, "n_head_kv": 3, "n_ff": 768, "n_vocab": 323}
@@ -226,3 +227,16 @@ def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(mode: dict[str, i
         with pytest.raises(GenerationError, match="closed"):
             llm.generate("abc", max_tokens=4)
     assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
+
+
+@pytest.mark.parametrize("mode", [{"tp": 3}, {"tp": 2, "expert_split": "experts"}, {"layer_split": 2}])
+def test_experts_chosen_by_rank_0_give_the_same(
+    mode: dict[str, Any], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("qwen3moe")
+    right, answers = evaluated(path)
+    kinds = iter(range(100))
+    monkeypatch.setattr(Rank, "kernels", property(lambda self: ("cpu", str(next(kinds)))))
+    n = mode.get("tp") or mode["layer_split"]
+    logits, ids = evaluated(path, n, **mode)
+    assert nmse(logits, right) <= 1e-10 and ids == answers

@@ -23,7 +23,7 @@ from .settings import Settings
 from .terminal import say
 from .unused_gpus import build_facts, unused_gpus
 
-_OF_INTEREST = ("PYGGML_", "GGML_", "CUDA_", "NCCL_", "OMP_", "NVIDIA_", "VK_")
+_OF_INTEREST = ("PYGGML_", "GGML_", "CUDA_", "NCCL_", "OMP_", "NVIDIA_VISIBLE_DEVICES", "VK_")
 _BUILD = ("lock", "backends", "compiler", "cpu", "cuda", "vulkan", "warnings")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

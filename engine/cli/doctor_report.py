@@ -63,7 +63,7 @@ def _copy_table(copies: list[dict[str, Any]]) -> str:
             times = [shown_fine_seconds(c["small_s"]), shown_fine_seconds(c["large_s"]), rate]
         ranks, state, way = f"{c['source']} -> {c['target']}", c["problem"] or "ok", CLASSES.get(c["between"], "")
         rows.append((ranks, c["from"], c["to"], state, *times, way))
-    header = ("ranks", "from", "to", "bytes", "16 KiB", "8 MiB", "rate", "between them")
+    header = ("ranks", "from", "to", "bytes", "16 KiB", "8 MiB", "rate", "PCIe between them")
     return render(rows, header=header, right=(4, 5, 6))
 
 

@@ -65,7 +65,7 @@ class PlanReport:
         pairs = self._pairs()
         for pair in pairs:
             way = f"{pair['class']} ({CLASSES[pair['class']]})"
-            yield f"{pair['first']} and {pair['second']}: {way}, NUMA nodes {pair['nodes']}"
+            yield f"{pair['first']} and {pair['second']}: by PCIe {way}, NUMA nodes {pair['nodes']}"
         if pairs:
             yield ""
 
