@@ -207,7 +207,9 @@ def _split(
 ) -> Deal:
     if options.tensor_split is None:
         demands = split_demands(model, devices, cache_facts(options, model.hp), n_ctx, compute_bytes)
+        is_mixed = devices[-1].kind == "cpu" and any(d.kind != "cpu" for d in devices)
         reason = "layers dealt so that every device is filled alike"
+        reason += f"; {devices[-1].name} takes those that the others cannot" if is_mixed else ""
     else:
         counts = _counts(options.tensor_split)
         sizes, first, last = layer_sizes(model)

@@ -204,6 +204,7 @@ def test_a_cpu_behind_cards_takes_only_the_layers_that_they_cannot() -> None:
     few = arranged(model, [*gpus(1, 20), CPU], layer_split=2, ctx=2048)
     assert [d.layers for d in few.deal.demands] == [(0, 31), (31, 32)]
     many = arranged(model, [*gpus(1, 5), CPU], layer_split=2, ctx=2048)
+    assert many.notes[0].endswith("; cpu takes those that the others cannot")
     (gpu, cpu) = many.deal.demands
     assert 8 < gpu.n_layer < 31 and cpu.n_layer == 32 - gpu.n_layer
 

@@ -14,7 +14,7 @@ from ..demand import ModelFacts, layer_sizes
 from ..outlook import Outlook
 from ..placement import Placements
 from ..prediction import Mode, Prediction, advice
-from ..topology import CLASSES, between, seat
+from ..topology import CLASSES, Seat, between, seat
 from .table import render
 from .terminal import one_line, printable
 from .units import shown_bytes, shown_fine_seconds
@@ -65,14 +65,15 @@ class PlanReport:
         pairs = self._pairs()
         for pair in pairs:
             way = f"{pair['class']} ({CLASSES[pair['class']]})"
-            yield f"{pair['first']} and {pair['second']}: by PCIe {way}, NUMA nodes {pair['nodes']}"
+            nodes = f", NUMA nodes {pair['nodes']}" if pair["nodes"] else ""
+            yield f"{pair['first']} and {pair['second']}: by PCIe {way}{nodes}"
         if pairs:
             yield ""
 
     def _pairs(self) -> list[dict[str, str]]:
         seats = [(d.name, seat(d.bus_id)) for d in self.devices]
         return [
-            {"first": a, "second": b, "class": between(x, y), "nodes": f"{_node(x)} and {_node(y)}"}
+            {"first": a, "second": b, "class": between(x, y), "nodes": _nodes(x, y)}
             for (a, x), (b, y) in combinations(seats, 2)
             if between(x, y)
         ]
@@ -125,8 +126,10 @@ def _key(o: Outlook) -> str:
     return "" if o.prediction is not None and o.prediction.mode is Mode.ONE else o.options.text
 
 
-def _node(of: Any) -> str:
-    return "unknown" if of is None or of.numa_node is None else str(of.numa_node)
+def _nodes(a: Seat | None, b: Seat | None) -> str:
+    """`0 and 1`, or nothing where they are unknown."""
+    numbers = [None if at is None else at.numa_node for at in (a, b)]
+    return "" if None in numbers else " and ".join(map(str, numbers))
 
 
 def _seconds(s: float | None) -> str:
