@@ -15,11 +15,13 @@ from paper_models import facts, gpus, llama_8b, numbers
 import pyggml as gg
 from pyggml.engine import LLM
 from pyggml.engine.balance import DeviceFacts
+from pyggml.engine.cli.plan_report import PlanReport
 from pyggml.engine.demand import ModelFacts
 from pyggml.engine.load_options import LoadOptions
 from pyggml.engine.measuring import SUM_ELEMENTS, Speed, device_speed, link_times, main_type
 from pyggml.engine.outlook import Outlook, fastest, outlook, ways
 from pyggml.engine.prediction import LinkTimes, Mode
+from pyggml.engine.topology import Seat
 
 TWO = ("--device", "cpu,cpu", "--threads", 1)
 
@@ -216,6 +218,28 @@ def test_heads_that_are_copied_shorten_the_largest_context() -> None:
     assert two.largest_ctx > 2 * one.largest_ctx
     assert four.largest_ctx < 1.3 * two.largest_ctx
     assert one.prediction is not None and one.prediction.mode is Mode.ONE
+
+
+@pytest.mark.usefixtures("speeds")
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ((0, 1), "SYS (the link between processors), NUMA nodes 0 and 1"),
+        ((None, None), "SYS (the link between processors)"),
+    ],
+)
+def test_each_pair_of_cards_has_its_class_and_nodes(
+    nodes: tuple[int | None, int | None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [gg.Device(f"cuda:{i}", "a card", "gpu", f"0000:0{i}:00.0", 2**36, "cuda", None) for i in range(2)]
+    seats = {d.bus_id: Seat(str(d.bus_id), node, (f"pci{i}",)) for i, (d, node) in enumerate(zip(cards, nodes))}
+    monkeypatch.setattr("pyggml.engine.cli.plan_report.seat", seats.get)
+    model = facts(llama_8b())
+    found = [looked_at(model, gpus(1), device="cuda:0"), looked_at(model, gpus(2), tp=2)]
+    report = PlanReport("a model", "m.gguf", model, 512, found, (), cards)
+    assert f"cuda:0 and cuda:1: by PCIe {told}" in list(report.lines())
+    assert report.advice.startswith("--tp 2 is fastest for a token: ")
+    assert report.advice.endswith("; for many requests 2 copies, each on its own GPU, need no links")
 
 
 # Measurements
