@@ -29,13 +29,24 @@ class BatchRunner(Protocol):
 
     def run(self, batch: Batch) -> np.ndarray: ...
 
+    def forget(self, slot: int) -> None: ...
+
+    @property
+    def is_broken(self) -> bool: ...
+
     def close(self) -> None: ...
 
 
 class Engine:
-    """Drives a scheduler and a runner on a thread of its own until close()."""
+    """Drives a scheduler and a runner on a thread of its own until close().
 
-    def __init__(self, scheduler: Scheduler, runner: BatchRunner) -> None:
+    The thread closes the runner at its end and then calls `dispose`, which frees what the runner used.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: BatchRunner, dispose: Callable[[], None] = lambda: None
+    ) -> None:
+        self._dispose = dispose
         self.scheduler = scheduler
         self.runner = runner
         self.n_steps = 0
@@ -89,11 +100,15 @@ class Engine:
             with self._wake:
                 self._is_closing, self._fault = True, error
         fault = GenerationError(f"the engine failed: {self._fault}") if self._fault else None
-        while self._inbox:  # what was posted since is answered too
-            self._inbox.popleft()()
-        for request in self.scheduler.requests():
-            self._end(request, FinishReason.ERROR if fault else FinishReason.ABORT, fault)
-        self.runner.close()
+        try:
+            while self._inbox:  # what was posted since is answered too
+                self._inbox.popleft()()
+            for request in self.scheduler.requests():
+                self.scheduler.release(request)
+                request.finish(FinishReason.ERROR if fault else FinishReason.ABORT, error=fault)
+        finally:
+            self.runner.close()
+            self._dispose()
 
     def _serve(self) -> None:
         while True:
@@ -119,12 +134,14 @@ class Engine:
             chosen = sample(logits, [row.request.sampler for row in rows])
         except Exception as error:
             self._fail(batch, error)
+            if self.runner.is_broken:
+                raise
             return
         self.n_steps += 1
         for row, sampled in zip(rows, chosen):
             row.request.accept(sampled)
             if row.request.state is RequestState.FINISHED:
-                self.scheduler.release(row.request)
+                self._leave(row.request, keep=sampled.error is None)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         for row in batch.rows:
@@ -132,10 +149,15 @@ class Engine:
             failure.__cause__ = error if failure is not error else None
             self._end(row.request, FinishReason.ERROR, failure, keep=False)
 
+    def _leave(self, request: Request, *, keep: bool) -> None:
+        if not keep and request.slot is not None:
+            self.runner.forget(request.slot)  # what a failed step wrote there may not be finite
+        self.scheduler.release(request, keep=keep)
+
     def _end(
         self, request: Request, reason: FinishReason, error: Exception | None = None, keep: bool = True
     ) -> None:
-        self.scheduler.release(request, keep=keep)
+        self._leave(request, keep=keep)
         request.finish(reason, error=error)
 
     def close(self) -> None:

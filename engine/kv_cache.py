@@ -141,6 +141,10 @@ class KVCache:
                 table.zero(start_row=slot * self.n_rows + start, n_rows=n_kv - start)
             self._zeroed[slot] = n_kv
 
+    def forget(self, slot: int) -> None:
+        """Have a slot's rows zeroed before they are read again."""
+        self._zeroed[slot] = 0
+
     def close(self) -> None:
         """Free the device memory."""
         self._buffer.close()

@@ -11,7 +11,9 @@ cache live until close().
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -20,7 +22,7 @@ import numpy as np
 from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
-from .errors import PromptTooLong, RequestError, TemplateError
+from .errors import EngineError, PromptTooLong, RequestError, TemplateError
 from .load_options import LoadOptions
 from .loading import LoadedModel
 from .model import Model
@@ -78,7 +80,7 @@ class LLM:
             expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
             cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit,
         )  # fmt: skip
-        self._is_closed = False
+        self._is_closed = True
         self._loaded: LoadedModel | None = None
         self.model = model if isinstance(model, Model) else Model(model)
         try:
@@ -92,7 +94,14 @@ class LLM:
         self._scheduler = Scheduler(
             n_slots=parallel, max_chunk=self._runner.max_prefill, reuse_prefix=prefix_cache
         )
-        self._engine = Engine(self._scheduler, self._runner)
+        loaded, opened = self._loaded, self.model
+
+        def dispose() -> None:  # names what it frees, so that a dropped LLM is not kept by its engine
+            loaded.close()
+            opened.close()
+
+        self._engine = Engine(self._scheduler, self._runner, dispose)
+        self._is_closed = False
 
     def _template(self, source: str) -> ChatTemplate | None:
         template = ChatTemplate.from_gguf({"tokenizer.chat_template": source}, self.model.tokenizer)
@@ -186,7 +195,7 @@ class LLM:
         """
         single = isinstance(prompts, str)
         texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        ids = [self.tokenize(p) if isinstance(p, str) else list(p) for p in texts]
+        ids = [self._prompt_ids(p) for p in texts]
         answers = self._start(ids, self.model.sampling(**sampling), tells_each=stream)
         if stream:
             return answers
@@ -223,17 +232,28 @@ class LLM:
             index=index,
         )
 
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        try:
+            return list(prompt)
+        except TypeError:
+            raise RequestError(f"the prompt is {prompt!r}; a text or a list of token ids is needed") from None
+
     def _check_ids(self, ids: Sequence[int]) -> None:
         n_vocab = self.model.hparams.n_vocab
         if not ids:
             raise RequestError("the prompt has no tokens; give at least one")
-        wrong = next((id for id in ids if not 0 <= id < n_vocab), None)
-        if wrong is not None:
-            raise RequestError(f"token id {wrong} is outside of the vocabulary of {n_vocab}")
+        for id in ids:
+            if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
+                raise RequestError(f"token id {id!r}; token ids are whole numbers")
+            if not 0 <= id < n_vocab:
+                raise RequestError(f"token id {id} is outside of the vocabulary of {n_vocab}")
 
     def _abort(self, request: Request) -> None:
         if not self._is_closed:
-            self._engine.abort(request)
+            with contextlib.suppress(EngineError):  # an engine that has failed has ended it already
+                self._engine.abort(request)
 
     def score(self, tokens: Prompt, *, logits: bool = False, chunk: int | None = None) -> np.ndarray:
         """Log-probabilities of given tokens, or all logits.
@@ -242,8 +262,10 @@ class LLM:
         [n_tokens, n_vocab] float32. `chunk` tokens are evaluated at a time, by default `batch`.
         Raises PromptTooLong, RequestError.
         """
-        ids = self.tokenize(tokens) if isinstance(tokens, str) else list(tokens)
+        ids = self._prompt_ids(tokens)
         self._check_ids(ids)
+        if chunk is not None and chunk < 1:
+            raise RequestError(f"chunk = {chunk}; at least 1 is needed")
         if len(ids) > self.n_ctx:
             raise PromptTooLong(f"{len(ids)} tokens do not fit a context of {self.n_ctx}")
         step = min(chunk or self._runner.max_chunk, self._runner.max_chunk)
@@ -270,7 +292,10 @@ class LLM:
             return
         self._is_closed = True
         self._engine.close()
-        self._free()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True) and not sys.is_finalizing():
+            self.close()
 
     def _free(self) -> None:
         if self._loaded is not None:

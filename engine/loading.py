@@ -74,10 +74,14 @@ class LoadedModel:
             weights = Weights(backend, of_rank, _shifted(progress, done, total))
             done += sum(part.n_bytes for part in of_rank)
             layers = range(*demand.layers)
-            cache = KVCache(
-                backend, model.hparams, n_slots=options.parallel, n_ctx=self.n_ctx, layers=layers,
-                n_head_kv=demand.n_head_kv, type_k=options.cache_type_k, type_v=options.cache_type_v,
-            )  # fmt: skip
+            try:
+                cache = KVCache(
+                    backend, model.hparams, n_slots=options.parallel, n_ctx=self.n_ctx, layers=layers,
+                    n_head_kv=demand.n_head_kv, type_k=options.cache_type_k, type_v=options.cache_type_v,
+                )  # fmt: skip
+            except BaseException:
+                weights.close()
+                raise
             experts = None if deal.cuts is None else deal.cuts.ranks[deal.ranks[i]].experts
             self._ranks.append(
                 Rank(backend, weights, cache, gg.Allocator(backend), layers, (experts or (0, 0))[0])

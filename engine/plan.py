@@ -101,6 +101,11 @@ class Plan:
         return graph
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of the host arrays."""
+        return sum(feed.nbytes for feed in self.feeds.values())
+
+    @property
     def is_stale(self) -> bool:
         """Whether a rank's memory moved since this plan was laid out."""
         return any(graph.is_stale for graph in self.graphs)
@@ -154,7 +159,8 @@ class Plan:
                 self._fill_masks(r, 0, 0)
         if "tokens" in feeds:
             feeds["tokens"][:] = tokens.reshape(-1)
-        elif embed is not None:
+        if "embd" in feeds:  # ranks whose device cannot look rows up, perhaps beside some that can
+            assert embed is not None, "a rank without the embedding on its device has it on the host"
             feeds["embd"][:] = embed(tokens.reshape(-1))
         feeds["positions"][:] = positions.reshape(-1)
         feeds["kv_rows"][:] = rows.reshape(-1)

@@ -23,6 +23,7 @@ from .plan import Place, Plan
 from .rank import Ranks
 
 MAX_PLANS = 64
+MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
 # Micro-batches of one prefill step where stages work on several at once.
 MAX_IN_FLIGHT = 8
 
@@ -38,7 +39,7 @@ class RunnerStats:
 
 
 def padded_length(n: int, limit: int) -> int:
-    """The length that a chunk of n tokens is padded to: at most an eighth more above 8 tokens."""
+    """The length that a chunk of n tokens is padded to, so that few lengths serve all."""
     if n <= 8:
         return n
     step = 8 if n <= 64 else 16 if n <= 128 else 32 if n <= 256 else 64
@@ -76,13 +77,17 @@ class Runner:
         self._ranks = ranks
         self._cache = ranks.cache
         self._family = family
-        weights = ranks.ranks[0].weights
-        self._embed = weights.embed if weights.host_embedding is not None else None
+        on_host = [rank.weights for rank in ranks.ranks if rank.weights.host_embedding is not None]
+        self._embed = on_host[0].embed if on_host else None
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
+        self._kept: set[PlanShape] = set()
         self._reserve()
 
     def _reserve(self) -> None:
-        """Size the allocator by the largest shapes, so that plans made later never move it."""
+        """Size the allocator by the largest shapes of requests, so that their plans never move it.
+
+        Logits of a whole chunk, as score() wants them, may: stale plans are then made anew.
+        """
         n_rows, n_slots = self._cache.n_rows, self._cache.n_slots
         for shape in (
             PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1),
@@ -92,6 +97,16 @@ class Runner:
 
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
         return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
+
+    def forget(self, slot: int) -> None:
+        """Let nothing that lies in a slot be read again."""
+        for rank in self._ranks.ranks:
+            rank.cache.forget(slot)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a fault has closed the group of ranks, so that nothing can run any more."""
+        return self._ranks.group is not None and self._ranks.group.closed
 
     @property
     def max_prefill(self) -> int:
@@ -139,14 +154,25 @@ class Runner:
         starts = range(0, len(place.ids), size)
         pieces = [Place(place.slot, place.start + s, place.ids[s : s + size]) for s in starts]
         n_lanes = group.n_ranks + 1
-        steps = [(self._plan(self._prefill_shape(p, 0, k % n_lanes)), p) for k, p in enumerate(pieces[:-1])]
-        self._ranks.expose(place.slot, 1, self._prefill_shape(pieces[-1], 0).n_kv)
-        start = time.perf_counter()
-        for plan, piece in steps:
-            group.wait(n_lanes - 1)
-            plan.fill([piece], (), self._embed)
-            plan.post()
-        steps[-1][0].finish()
+        shapes = [self._prefill_shape(p, 0, k % n_lanes) for k, p in enumerate(pieces[:-1])]
+        self._kept = set(shapes)
+        try:
+            for shape in shapes:  # nothing is built, moved or freed while steps are in flight
+                self._plan(shape)
+            steps = [(self._plan(shape), piece) for shape, piece in zip(shapes, pieces)]
+            self._ranks.expose(place.slot, 1, self._prefill_shape(pieces[-1], 0).n_kv)
+            start = time.perf_counter()
+            for plan, piece in steps:
+                group.wait(n_lanes - 1)
+                plan.fill([piece], (), self._embed)
+                plan.post()
+            steps[-1][0].finish()
+        except BaseException:
+            if not group.closed:
+                group.wait()
+            raise
+        finally:
+            self._kept = set()
         self.stats.native_s += time.perf_counter() - start
         self.stats.n_steps += len(steps)
         last = pieces[-1]
@@ -171,19 +197,26 @@ class Runner:
             return plan
         start = time.perf_counter()
         if plan is not None:
-            self._drop_plans()
+            self._drop_stale()
         plan = self._plans[shape] = self._make(shape)
-        if len(self._plans) > MAX_PLANS:
-            self._plans.popitem(last=False)[1].close()
+        while len(self._plans) > MAX_PLANS or self._host_bytes() > MAX_HOST_BYTES:
+            oldest = next(iter(self._plans))
+            if oldest in self._kept or oldest == shape:
+                break
+            self._plans.pop(oldest).close()
         self.stats.n_plans_built += 1
         self.stats.plan_s += time.perf_counter() - start
         return plan
 
-    def _drop_plans(self) -> None:
-        for plan in self._plans.values():
-            plan.close()
-        self._plans.clear()
+    def _host_bytes(self) -> int:
+        return sum(plan.host_bytes for plan in self._plans.values())
+
+    def _drop_stale(self) -> None:
+        for shape in [shape for shape, plan in self._plans.items() if plan.is_stale]:
+            self._plans.pop(shape).close()
 
     def close(self) -> None:
         """Free the plans."""
-        self._drop_plans()
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()

@@ -36,6 +36,30 @@ class Completion(str):
         return str(self)
 
 
+class Sink:
+    """What running requests hold of a stream: where their events go.
+
+    Apart from the Stream, so that requests do not keep a stream that its reader has dropped.
+    """
+
+    def __init__(self, tells_each: bool) -> None:
+        self.tells_each = tells_each
+        self.arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self.deltas: dict[int, list[Delta]] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.event: asyncio.Event | None = None
+
+    def emit(self, delta: Delta) -> None:
+        """Take an event from the engine thread."""
+        self.deltas[delta.index].append(delta)
+        if not self.tells_each and delta.finish_reason is None:
+            return
+        self.arrived.put(delta)
+        if self.loop is not None and self.event is not None and not self.loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop may close between the two
+                self.loop.call_soon_threadsafe(self.event.set)
+
+
 class Stream:
     """The deltas of one or more requests in the order they come.
 
@@ -46,29 +70,20 @@ class Stream:
 
     def __init__(self, abort: Callable[[Request], None], *, tells_each: bool = True) -> None:
         self._abort = abort
-        self._tells_each = tells_each
         self._requests: list[Request] = []
-        self._arrived: queue.SimpleQueue[Delta] = queue.SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event: asyncio.Event | None = None
+        self._sink = Sink(tells_each)
         self._n_open = 0
-        self._deltas: dict[int, list[Delta]] = {}
 
     def add(self, request: Request) -> None:
         """Count a request whose events come here."""
         self._requests.append(request)
-        self._deltas[request.index] = []
+        self._sink.deltas[request.index] = []
         self._n_open += 1
 
-    def emit(self, delta: Delta) -> None:
-        """Take an event from the engine thread."""
-        self._deltas[delta.index].append(delta)
-        if not self._tells_each and delta.finish_reason is None:
-            return
-        self._arrived.put(delta)
-        if self._loop is not None and self._event is not None and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop may close between the two
-                self._loop.call_soon_threadsafe(self._event.set)
+    @property
+    def emit(self) -> Callable[[Delta], None]:
+        """Where a request sends its events."""
+        return self._sink.emit
 
     def _taken(self, delta: Delta) -> Delta:
         if delta.finish_reason is not None:
@@ -85,28 +100,29 @@ class Stream:
         if not self._n_open:
             raise StopIteration
         try:
-            return self._taken(self._arrived.get())
+            return self._taken(self._sink.arrived.get())
         except KeyboardInterrupt:
             self.close()
             raise
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        self._event = asyncio.Event()
-        self._event.set()
-        self._loop = asyncio.get_running_loop()
+        self._sink.event = asyncio.Event()
+        self._sink.event.set()
+        self._sink.loop = asyncio.get_running_loop()
         return self
 
     async def __anext__(self) -> Delta:
         if not self._n_open:
             raise StopAsyncIteration
-        assert self._event is not None, "__aiter__ comes first"
+        event = self._sink.event
+        assert event is not None, "__aiter__ comes first"
         try:
             await asyncio.sleep(0)  # other tasks get their turn even when deltas come faster than they are read
             while True:
-                self._event.clear()
+                event.clear()
                 with contextlib.suppress(queue.Empty):
-                    return self._taken(self._arrived.get_nowait())
-                await self._event.wait()
+                    return self._taken(self._sink.arrived.get_nowait())
+                await event.wait()
         except asyncio.CancelledError:
             self.close()
             raise
@@ -115,7 +131,7 @@ class Stream:
     def completions(self) -> list[Completion]:
         """The finished answers in the order of their prompts; complete once the stream has ended."""
         return [
-            Completion.from_deltas(d) for _, d in sorted(self._deltas.items()) if d and d[-1].finish_reason
+            Completion.from_deltas(d) for _, d in sorted(self._sink.deltas.items()) if d and d[-1].finish_reason
         ]
 
     def close(self) -> None:

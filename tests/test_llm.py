@@ -94,14 +94,26 @@ def test_async_stream_equals_sync_stream(forced: Callable[..., Path]) -> None:
         assert asyncio.run(gather(llm)) == ["three at once"] * 3
 
 
-def test_dropped_stream_frees_its_slot(endless: LLM) -> None:
-    for _ in range(5):
-        stream = iter(endless.generate(["x"], temperature=0, stream=True, max_tokens=400))
-        next(stream)
-        del stream
-        gc.collect()
-    assert endless.generate("x", temperature=0, max_tokens=3).stats.n_generated == 3
-    wait_until(lambda: endless._scheduler.is_idle)
+def test_dropped_stream_frees_its_slot(forced: Callable[..., Path]) -> None:
+    with LLM(forced("abcdefgh", loops=True), device="cpu", threads=1, ctx=4096, parallel=1) as llm:
+        for _ in range(5):
+            stream = llm.generate(["x"], temperature=0, stream=True)
+            next(stream)
+            del stream
+        wait_until(lambda: llm._scheduler.is_idle)
+        assert llm.stats.n_steps < 5 * 4000
+        assert llm.generate("x", temperature=0, max_tokens=3).stats.n_generated == 3
+
+
+def test_dropped_llm_ends_its_thread(forced: Callable[..., Path]) -> None:
+    before = threading.active_count()
+    llm = LLM(forced("abcdefgh", loops=True), **OPEN)
+    stream = llm.generate(["x"], temperature=0, stream=True, max_tokens=5)
+    list(stream)
+    assert threading.active_count() == before + 1
+    del llm, stream
+    gc.collect()
+    wait_until(lambda: threading.active_count() == before)
 
 
 def test_cancelled_async_consumer_aborts_its_request(endless: LLM) -> None:
@@ -247,6 +259,26 @@ def test_not_a_number_ends_only_that_answer(forced: Callable[..., Path]) -> None
         assert llm.generate("x", temperature=0) == "fine"
 
 
+def test_a_slot_that_held_a_fault_is_clean_again(tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama"), **OPEN, parallel=1, cache_type_k="f32", cache_type_v="f32") as llm:
+        right = llm.generate([[3, 4, 5]], temperature=0, max_tokens=3, ignore_eos=True)[0].ids
+        run, spoils = llm._runner.run, [True]
+
+        def spoiling(batch: Any) -> np.ndarray:
+            logits = run(batch).copy()
+            if spoils:
+                spoils.clear()
+                logits[:] = np.nan
+            return logits
+
+        llm._runner.run = spoiling  # type: ignore[method-assign]
+        with pytest.raises(GenerationError, match="NaN"):
+            llm.generate([[3, 7, 8]], temperature=0, max_tokens=3)
+        assert llm._loaded is not None and llm._loaded.ranks.cache._zeroed == [0]
+        again = llm.generate([[3, 4, 5]], temperature=0, max_tokens=3, ignore_eos=True)[0]
+        assert (again.ids, again.stats.n_cached) == (right, 0)
+
+
 def test_context_is_a_hard_limit(endless: LLM) -> None:
     n_ctx = endless.n_ctx
     for n in (n_ctx - 2, n_ctx - 1):
@@ -263,7 +295,7 @@ def test_max_tokens_zero_gives_no_token(endless: LLM) -> None:
     assert (answer, answer.ids, answer.finish_reason) == ("", (), FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("prompts", [[[]], [[-1]], [[10**6]]])
+@pytest.mark.parametrize("prompts", [[[]], [[-1]], [[10**6]], [1, 2, 3], [["a"]], [[1.5, 2]], [[True]]])
 def test_bad_ids_are_refused(prompts: list[list[int]], endless: LLM) -> None:
     with pytest.raises(RequestError):
         endless.generate(prompts)

@@ -12,7 +12,7 @@ import pytest
 from stored_logits import PROMPT
 
 import pyggml as gg
-from pyggml.engine import LLM, ConfigError, GenerationError
+from pyggml.engine import LLM, ConfigError, EngineError, GenerationError, weights
 from pyggml.engine.forward import Forward
 from pyggml.engine.rank import Rank
 
@@ -214,7 +214,9 @@ def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: 
 
 
 @pytest.mark.parametrize("mode", [{"tp": 2}, {"layer_split": 2}])
-def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(mode: dict[str, int], tiny: Callable[..., Path]) -> None:
+def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(
+    mode: dict[str, int], tiny: Callable[..., Path]
+) -> None:
     with LLM(tiny("llama"), device="cpu,cpu", **F32, **mode) as llm:
         stream = llm.generate(["abc"], temperature=0, ignore_eos=True, max_tokens=200, stream=True)
         next(stream)
@@ -224,7 +226,7 @@ def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(mode: dict[str, i
         with pytest.raises(GenerationError, match="planted"):
             for _ in stream:
                 pass
-        with pytest.raises(GenerationError, match="closed"):
+        with pytest.raises(EngineError, match="planted"):
             llm.generate("abc", max_tokens=4)
     assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
 
@@ -240,3 +242,37 @@ def test_experts_chosen_by_rank_0_give_the_same(
     n = mode.get("tp") or mode["layer_split"]
     logits, ids = evaluated(path, n, **mode)
     assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize("lacking", [{0}, {1}, {0, 1}])
+def test_ranks_whose_device_cannot_look_rows_up(
+    lacking: set[int], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama")
+    right, answers = evaluated(path)
+    asked = iter(range(100))
+    monkeypatch.setattr(weights, "_can_look_up", lambda backend, tensor: next(asked) not in lacking)
+    logits, ids = evaluated(path, 2, tp=2)
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+def test_a_rank_without_experts_takes_part_in_the_choice(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("qwen3moe", n_expert=2, n_expert_used=1)
+    right, answers = evaluated(path)
+    kinds = iter(range(100))
+    monkeypatch.setattr(Rank, "kernels", property(lambda self: ("cpu", str(next(kinds)))))
+    logits, ids = evaluated(path, 3, tp=3, expert_split="experts")
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+def test_long_prompts_after_the_memory_moved(tiny: Callable[..., Path]) -> None:
+    options = F32 | {"batch": 32, "ctx": 1024, "prefix_cache": True}
+    ids = [(11 * i) % 250 for i in range(400)]
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    with LLM(tiny("llama", n_vocab=16384), device="cpu,cpu", layer_split=2, **options) as llm:
+        answers = [llm.generate([ids[:n]], **asked)[0].ids for n in (201, 300)]
+        llm.score(ids[:100])
+        assert llm.generate([ids[:300]], **asked)[0].ids == answers[1]
+        assert len(llm.generate([ids], **asked)[0].ids) == 4

@@ -22,9 +22,12 @@ def experts(f: Forward, i: int, x: gg.Tensor, *, normalise: bool = True) -> gg.T
     """
     hp, b = f.hp, f"blk.{i}."
     n, used = x.shape[0], hp.n_expert_used
-    if f.maybe(b + "ffn_down_exps.weight") is None:
+    has_part = f.maybe(b + "ffn_down_exps.weight") is not None
+    if not has_part and not f.is_mixed:
         return f.nothing(x)
     ids, weights = route(f, gg.mul_mat(f.weight(b + "ffn_gate_inp.weight"), x), normalise)
+    if not has_part:  # it took part in rank 0's choice, as all ranks must
+        return f.nothing(x)
     n_here = f.weight(b + "ffn_down_exps.weight").shape[0]
     if n_here < hp.n_expert:
         ids, weights = _local(f, ids, weights, n_here)
