@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 import pyggml as gg
 
 from .balance import check_n_ranks
@@ -12,6 +14,17 @@ from .errors import ConfigError
 from .placement import MIN_CTX
 
 FITS = ("off", "auto")
+
+_COUNTS = ("parallel", "batch", "threads", "tp", "layer_split", "ctx")
+_TEXTS = {
+    "device": "cpu", "tensor_split": "3,1", "expert_split": "inside", "cache_type_k": "f16", "cache_type_v": "f16",
+    "fit": "auto",
+}  # fmt: skip
+_CAN_BE_NONE = ("threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit")
+
+
+def _long(name: str) -> str:
+    return name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -39,12 +52,18 @@ class LoadOptions:
     fit: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parallel", "batch", "threads", "tp", "layer_split"):
+        for name in _COUNTS:
+            value, least = getattr(self, name), MIN_CTX if name == "ctx" else 1
+            if value is None and name in _CAN_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise ConfigError(f"{_long(name)} = {value!r}; a whole number is needed, at least {least}")
+            if value < least:
+                raise ConfigError(f"{_long(name)} = {value}; at least {least} is needed")
+        for name, example in _TEXTS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name.replace('_', '-')} = {value}; at least 1 is needed")
-        if self.ctx is not None and self.ctx < MIN_CTX:
-            raise ConfigError(f"ctx = {self.ctx}; at least {MIN_CTX} is needed")
+            if not isinstance(value, str) and not (value is None and name in _CAN_BE_NONE):
+                raise ConfigError(f"{_long(name)} = {value!r}; text is needed, such as {example!r}")
         if self.fit not in (None, *FITS):
             raise ConfigError(f"fit = {self.fit!r}; {' and '.join(FITS)} are supported")
         if self.tp is not None and self.layer_split is not None:

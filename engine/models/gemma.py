@@ -17,7 +17,7 @@ import pyggml as gg
 from ..blocks.attention import attention
 from ..blocks.feed_forward import feed_forward
 from ..forward import Forward
-from ..hparams import HParams, Keys, read_hparams
+from ..hparams import ABOVE_0, HParams, Keys, read_hparams
 from ..weight_table import Weight, embedding_rows, layer_rows
 from .family import Family
 
@@ -52,13 +52,10 @@ def forward(f: Forward) -> gg.Tensor | None:
 def _gemma3(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:
     hp = read_hparams(metadata, arch, n_vocab=n_vocab, neox=True)
     keys = Keys(metadata, arch)
-    n_swa = int(keys.get("attention.sliding_window", 0))
-    pattern = keys.get("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, (list, np.ndarray)):
-        is_swa = tuple(bool(value) for value in pattern)
-    else:
-        is_swa = tuple(i % int(pattern) < int(pattern) - 1 for i in range(hp.n_layer))
-    local = replace(hp.rope, freq_base=float(keys.get("rope.freq_base_swa", 10000.0)), freq_scale=1.0)
+    n_swa = keys.integer("attention.sliding_window", 0, default=0)
+    is_swa = _windowed_layers(keys, hp.n_layer)
+    base = keys.number("rope.freq_base_swa", ABOVE_0, default=10000.0)
+    local = replace(hp.rope, freq_base=base, freq_scale=1.0)
     per_head = hp.n_embd // hp.n_head if hp.n_layer == _N_LAYER_27B else hp.head_dim
     return replace(
         hp,
@@ -67,8 +64,21 @@ def _gemma3(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:
         rope_swa=local,
         attn_scale=per_head**-0.5,
         embedding_scale=hp.n_embd**0.5,
-        final_softcap=float(keys.get("final_logit_softcapping", 0.0)),
+        final_softcap=keys.number("final_logit_softcapping", 0.0, default=0.0),
     )
+
+
+def _windowed_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
+    """Which layers have a window: as listed, or all but the last of every so many."""
+    key = "attention.sliding_window_pattern"
+    pattern = keys.get(key, 6)
+    if isinstance(pattern, (list, np.ndarray)):
+        listed = np.asarray(pattern)
+        if listed.shape != (n_layer,) or not np.isin(listed, (0, 1)).all():
+            raise keys.refused(key, pattern, f"a whole number or {n_layer} truth values, one a layer")
+        return tuple(listed.astype(bool).tolist())
+    period = keys.integer(key, 1, default=6)
+    return tuple(i % period < period - 1 for i in range(n_layer))
 
 
 FAMILIES = {"gemma3": Family("gemma3", _gemma3, table, forward)}
