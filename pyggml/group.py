@@ -2,13 +2,16 @@
 
 Each rank has a backend, a graph of its own and a native thread; one call runs all of them at once
 without the GIL. Collectives meet at a deadline, so nothing waits for ever: the first fault ends the
-call with the original reason and closes the group. A device may be listed more than once.
+call with the original reason and closes the group. A device may be listed more than once. Any thread may
+call: runs of one group take turns, close() waits for the run in flight, and only fail() does not wait.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,91 +19,16 @@ import numpy as np
 from ._ffi import ffi, lib
 from .backend import Backend, default_threads
 from .cuda_links import attach
-from .cut import cut_tensor
 from .device import Device
-from .dtypes import DType
 from .errors import ClosedError, ComputeError, DeviceError, ShapeError
-from .graph import Graph
-from .layout import Collective
-from .tensor import Tensor
+from .rank_graph import RankGraph, check_collectives
 from .transport import TransportReport
 
+__all__ = ["MAX_RANKS", "Group", "GroupGraph", "RankGraph"]
+
 MAX_RANKS = 16
-
-
-class RankGraph(Graph):
-    """The graph of one rank: a Graph that also knows its place and can take part in collectives.
-
-    Every rank must build the same collectives in the same order.
-    """
-
-    def __init__(self, backend: Backend, rank: int = 0, n_ranks: int = 1, **options: Any) -> None:
-        super().__init__(backend, **options)
-        self.rank = rank
-        self.n_ranks = n_ranks
-
-    def weight(
-        self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None
-    ) -> Tensor:
-        """Upload a constant, or with `cut` this rank's slice of it, not requantised.
-
-        `cut="out"` takes whole output rows, `cut="in"` input columns on block boundaries.
-        """
-        if cut is not None:
-            data = cut_tensor(data, cut, self.rank, self.n_ranks)
-        return super().weight(data, type=type, name=name)
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of this node over all ranks, bitwise the same on each."""
-        self._need(x.dtype.name == "f32" and x.is_contiguous, x, "all_reduce takes contiguous float32")
-        return self._collective(lib.PG_ALL_REDUCE, x)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' tensors of one shape along a new outermost dimension, in rank order."""
-        self._need(x.is_contiguous and x.ndim <= 3, x, "all_gather takes up to three contiguous dimensions")
-        whole = self._leaf((self.n_ranks, *x.shape), x.dtype)
-        self._collective(lib.PG_ALL_GATHER, x, whole)
-        return whole
-
-    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        """The root's value of this node on every rank."""
-        self._need(
-            x.is_contiguous and 0 <= root < self.n_ranks,
-            x,
-            f"broadcast takes a root of 0 to {self.n_ranks - 1}",
-        )
-        return self._collective(lib.PG_BROADCAST, x, peer=root)
-
-    def send(self, x: Tensor, to: int) -> Tensor:
-        """Hand this node to another rank, which must recv() it."""
-        self._need(
-            x.is_contiguous and 0 <= to < self.n_ranks and to != self.rank,
-            x,
-            f"send from rank {self.rank} to {to}",
-        )
-        return self._collective(lib.PG_SEND, x, peer=to)
-
-    def recv(self, shape: Sequence[int], source: int, kind: str | DType = "f32") -> Tensor:
-        """The tensor that another rank sends."""
-        if not 0 <= source < self.n_ranks or source == self.rank:
-            raise ShapeError(f"rank {self.rank} cannot recv from {source} in a group of {self.n_ranks}")
-        x = self._leaf(shape, kind)
-        self.collectives.append(Collective(self.n_nodes, lib.PG_RECV, x, peer=source))
-        return x
-
-    def _need(self, condition: bool, x: Tensor, words: str) -> None:
-        if not condition:
-            raise ShapeError(f"{words}; this is {x.shape} {x.dtype.name}")
-
-    def _leaf(self, shape: Sequence[int], kind: str | DType) -> Tensor:
-        leaf = self.phantom("", shape, kind)
-        lib.ggml_set_input(leaf.handle)
-        return leaf
-
-    def _collective(self, op: int, x: Tensor, other: Tensor | None = None, peer: int = 0) -> Tensor:
-        self.do(x)
-        self.collectives.append(Collective(self.n_nodes, op, x, other, peer))
-        return x
+# Groups with posted steps: their native jobs need them, also when nobody else does.
+_POSTED: set[Group] = set()
 
 
 class Group:
@@ -111,8 +39,10 @@ class Group:
     `deadline_s` bounds every wait of one rank for another. Between CUDA cards sums take the fastest
     transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
     nccl-shm and host. What was tried is in `transports`.
-    Raises DeviceError. Use it as a context manager or close() it.
+    Raises DeviceError. Use it as a context manager or close() it; one that is dropped closes itself.
     """
+
+    _handle: Any = None
 
     def __init__(
         self,
@@ -125,7 +55,10 @@ class Group:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise DeviceError(f"a group of {len(devices)} ranks; 1 to {MAX_RANKS} are supported")
         self.backends: list[Backend] = []
-        self._handle: Any = None
+        self._turn = threading.Condition(threading.RLock())
+        self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
+        self._poster: threading.Thread | None = None
+        self._posted: list[GroupGraph] = []
         n_cpu = sum(str(d).startswith("cpu") or getattr(d, "kind", "") == "cpu" for d in devices)
         share = threads or max(1, default_threads() // max(1, n_cpu))
         try:
@@ -168,7 +101,8 @@ class Group:
 
     def n_reduces(self, rank: int = 0) -> int:
         """All-reduces that a rank has taken part in."""
-        return int(lib.pg_group_n_reduces(self.handle, rank))
+        with self._ending:
+            return int(lib.pg_group_n_reduces(self.handle, rank))
 
     def compile(self, function: Callable[[RankGraph, int], Any], *, max_nodes: int = 4096) -> GroupGraph:
         """Build each rank's graph by calling function(graph, rank), and lay them out.
@@ -186,10 +120,43 @@ class Group:
                 graph.close()
             raise
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """This thread's turn to run: no other has steps in flight, and close() waits."""
+        with self._turn:
+            me = threading.current_thread()
+            while self._poster not in (None, me) and self._poster.is_alive():
+                self._turn.wait(1.0)
+            yield
+
+    def post(self, graph: GroupGraph, runs: Any) -> None:
+        """Queue each rank's part of a run; until wait() the turn stays with this thread."""
+        handle = self.handle
+        self._poster = threading.current_thread()
+        self._posted.append(graph)
+        _POSTED.add(self)
+        lib.pg_runs_post(handle, runs)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is in flight and nothing begins, whoever posted it."""
+        with self._turn:
+            if self._handle is not None:
+                self.wait()
+            yield
+
     def close(self) -> None:
-        """End the rank threads and the backends; graphs must be closed first. Closing twice is allowed."""
-        if self._handle is not None:
+        """End the rank threads and the backends, after the run in flight; graphs must be closed first.
+
+        Closing twice is allowed.
+        """
+        with self.paused():
+            self._end()
+
+    def _end(self) -> None:
+        with self._ending:
             handle, self._handle = self._handle, None
+        if handle is not None:
             lib.pg_group_close(handle)
             for thread in self._threads:
                 thread.join()
@@ -197,20 +164,32 @@ class Group:
         for backend in self.backends:
             backend.close()
 
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._handle is not None and not is_finalizing():
+            self._end()
+
     def wait(self, n_left: int = 0) -> None:
-        """Wait until each rank has at most n_left posted steps to do."""
-        for rank in range(self.n_ranks):
-            lib.pg_group_wait(self.handle, rank, n_left)
+        """Wait until each rank has at most n_left posted steps to do; with none left other threads may run."""
+        with self._turn:
+            for rank in range(self.n_ranks):
+                lib.pg_group_wait(self.handle, rank, n_left)
+            if not n_left:
+                self._poster = None
+                self._posted.clear()
+                _POSTED.discard(self)
+                self._turn.notify_all()
 
     def fail(self, words: str, *, rank: int = -1) -> None:
         """Make every rank leave what it waits for; the run in flight ends with this reason."""
-        lib.pg_group_fail(self.handle, lib.PG_FAULT_CLOSED, rank, words.encode())
+        with self._ending:
+            lib.pg_group_fail(self.handle, lib.PG_FAULT_CLOSED, rank, words.encode())
 
     def fault(self) -> str | None:
         """What went wrong first, None if nothing did."""
         rank, text = ffi.new("int *"), ffi.new("char[512]")
-        if not lib.pg_group_fault(self.handle, rank, text, 512):
-            return None
+        with self._ending:
+            if not lib.pg_group_fault(self.handle, rank, text, 512):
+                return None
         return f"rank {rank[0]}: {ffi.string(text).decode('utf-8', 'replace')}"
 
     def __enter__(self) -> Group:
@@ -230,8 +209,13 @@ class GroupGraph:
     def __init__(self, group: Group, graphs: Sequence[RankGraph]) -> None:
         self.group = group
         self.graphs = list(graphs)
-        _check_collectives(self.graphs)
+        check_collectives(self.graphs)
         self._runs = ffi.new("pg_run[]", group.n_ranks)
+        with group.turn():
+            self._join()
+
+    def _join(self) -> None:
+        group = self.group
         largest = 1
         for rank, graph in enumerate(self.graphs):
             if not graph.n_nodes:
@@ -248,25 +232,28 @@ class GroupGraph:
 
         Raises ComputeError with the first fault; the group is then closed.
         """
-        self._check_feeds()
-        lib.pg_runs_finish(self.group.handle, self._runs)
-        self._check()
+        with self.group.turn():
+            self._check_feeds()
+            lib.pg_runs_finish(self.group.handle, self._runs)
+            self._check()
 
     def post(self) -> None:
         """Begin a step behind those already posted; finish() waits for all of them.
 
-        The feeds must stay as they are until the step is done (see Group.wait).
+        The feeds must stay as they are until the step is done (see Group.wait). Other threads' runs wait for
+        finish().
         """
-        self._check_feeds()
-        lib.pg_runs_post(self.group.handle, self._runs)
+        with self.group.turn():
+            self._check_feeds()
+            self.group.post(self, self._runs)
 
     def finish(self) -> None:
         """Wait for all posted steps of the group.
 
         Raises ComputeError with the first fault; the group is then closed.
         """
-        self.group.wait()
-        self._check()
+        with self.group.paused():
+            self._check()
 
     def _check_feeds(self) -> None:
         """What one rank would refuse must not begin on the others."""
@@ -276,7 +263,7 @@ class GroupGraph:
 
     def _check(self) -> None:
         if any(run.status for run in self._runs):
-            reason = self.group.fault() or "a rank failed"
+            reason = "it was closed" if self.group.closed else self.group.fault() or "a rank failed"
             self.group.close()
             raise ComputeError(f"the group's run failed: {reason}")
 
@@ -285,6 +272,10 @@ class GroupGraph:
 
         Outputs that rank 0 does not have come from the first rank that has them.
         """
+        with self.group.turn():
+            return self._run(inputs)
+
+    def _run(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
         for rank, graph in enumerate(self.graphs):
             mine = {n: v[rank] if isinstance(v, list) else v for n, v in inputs.items() if n in graph.feeds}
             graph.fill(mine)
@@ -302,38 +293,13 @@ class GroupGraph:
         return self.graphs[rank].copy_results()
 
     def close(self) -> None:
-        """Free all ranks' graphs."""
-        for graph in self.graphs:
-            graph.close()
+        """Free all ranks' graphs, after the run in flight."""
+        with self.group.paused():
+            for graph in self.graphs:
+                graph.close()
 
     def __enter__(self) -> GroupGraph:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _check_collectives(graphs: Sequence[RankGraph]) -> None:
-    """Ranks must agree on collectives, or they would wait for each other until the deadline."""
-    meets = (lib.PG_ALL_REDUCE, lib.PG_ALL_GATHER, lib.PG_BROADCAST)
-    orders = {
-        r: [(c.op, c.tensor.shape) for c in g.collectives if c.op in meets] for r, g in enumerate(graphs)
-    }
-    first = orders[0]
-    for rank, order in orders.items():
-        if order != first:
-            raise ShapeError(
-                f"rank {rank} takes part in {len(order)} collectives {order[:3]}, rank 0 in {len(first)} {first[:3]}; "
-                "all ranks need the same"
-            )
-    pairs: dict[tuple[int, int], list[list[Any]]] = {}
-    for rank, graph in enumerate(graphs):
-        for c in graph.collectives:
-            if c.op in (lib.PG_SEND, lib.PG_RECV):
-                key = (rank, c.peer) if c.op == lib.PG_SEND else (c.peer, rank)
-                pairs.setdefault(key, [[], []])[c.op == lib.PG_RECV].append(
-                    (c.tensor.shape, c.tensor.dtype.name)
-                )
-    for (source, to), (sent, received) in pairs.items():
-        if sent != received:
-            raise ShapeError(f"rank {source} sends {sent} to rank {to}, which receives {received}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -178,3 +180,173 @@ def test_unknown_device_leaves_no_threads() -> None:
     with pytest.raises(gg.DeviceError, match="cuda:99"):
         gg.Group(["cpu", "cuda:99"])
     assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
+
+
+def overwritten(g: gg.RankGraph) -> gg.Tensor:
+    """A node that an operation in place would overwrite before a collective takes it."""
+    y = g.input("x", (1, 64)) + 1.0
+    g.output("s", gg.silu(y))
+    return y
+
+
+def hand_over(g: gg.RankGraph, rank: int) -> None:
+    y = overwritten(g)
+    if rank == 0:
+        g.send(y, to=1)
+    else:
+        g.output("got", g.recv((1, 64), source=0) * 1.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "factor"),
+    [
+        (hand_over, 1),
+        (lambda g, r: g.output("got", g.broadcast(overwritten(g)) * 1.0), 1),
+        (lambda g, r: g.output("got", g.all_gather(overwritten(g)) * 1.0), 1),
+        (lambda g, r: g.output("got", g.all_reduce(overwritten(g)) * 1.0), 2),
+    ],
+)
+def test_a_collective_takes_the_node_though_another_reader_works_in_place(
+    build: Callable[..., Any], factor: int
+) -> None:
+    with group_of(2) as group, group.compile(build) as graph:
+        got = graph.run(x=np.ones((1, 64), "f4"))["got"]
+        assert np.array_equal(got, np.full(got.shape, 2 * factor, "f4"))
+
+
+@pytest.mark.parametrize("n_runs", [3])
+def test_collectives_of_weights_and_states_leave_them_as_they_are(n_runs: int) -> None:
+    def build(g: gg.RankGraph, rank: int) -> None:
+        weight = g.weight(np.full((1, 4), rank + 1, "f4"))
+        state = g.state("total", (1, 4))
+        g.output("sum", g.all_reduce(weight) * 1.0)
+        g.output("view", g.all_reduce(gg.reshape(weight, (4,))) * 1.0)
+        g.output("first", g.broadcast(weight) * 1.0)
+        g.output("weight", weight * 1.0)
+        g.output("state", g.all_reduce(gg.copy(state + 1.0, state)) * 1.0)
+
+    with group_of(2) as group, group.compile(build) as graph:
+        for run in range(1, n_runs + 1):
+            graph.run()
+            for rank in range(2):
+                values = {name: value.flat[0] for name, value in graph.outputs(rank).items()}
+                assert values == {"sum": 3, "view": 3, "first": 1, "weight": rank + 1, "state": 2 * run}
+
+
+def sums(n: int) -> Callable[..., Any]:
+    return lambda g, rank: g.output("y", g.all_reduce(g.input("x", (1, n)) * 1.0))
+
+
+@pytest.mark.parametrize("is_posted", [False, True])
+def test_threads_with_graphs_of_one_group_take_turns(is_posted: bool) -> None:
+    wrong: list[object] = []
+
+    def work(graph: gg.GroupGraph, n: int) -> None:
+        try:
+            for i in range(100):
+                if is_posted:
+                    for part in graph.graphs:
+                        part.feeds["x"][:] = i
+                    graph.post()
+                    graph.post()
+                    graph.finish()
+                    y = graph.outputs(0)["y"]
+                else:
+                    y = graph.run(x=np.full((1, n), i, "f4"))["y"]
+                assert np.array_equal(y, np.full((1, n), 2 * i, "f4"))
+        except BaseException as error:
+            wrong.append(error)
+
+    with group_of(2, deadline_s=5) as group:
+        graphs = [(group.compile(sums(n)), n) for n in (8, 5000)]
+        threads = [threading.Thread(target=work, args=pair) for pair in graphs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for graph, _ in graphs:
+            graph.close()
+    assert not wrong
+
+
+def test_sums_of_different_sizes_are_refused_when_they_meet() -> None:
+    with group_of(2) as group, group.compile(sums(8)) as small, group.compile(sums(5000)) as large:
+        small._runs[1] = large._runs[1]
+        with pytest.raises(gg.ComputeError, match="different sizes"):
+            small.step()
+
+
+def slow(g: gg.RankGraph, rank: int) -> gg.Tensor:
+    x = g.input("x", (512, 512))
+    if rank == 1:
+        weight = g.weight(np.zeros((512, 512), "f4"))
+        for _ in range(150):
+            x = x @ weight.T
+    return x * 1.0
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_closing_waits_for_a_run_of_another_thread(is_group: bool) -> None:
+    ends: list[object] = []
+
+    def work() -> None:
+        try:
+            while True:
+                graph.run(x=np.ones((512, 512), "f4"))
+                ends.append(None)
+        except gg.ClosedError as error:
+            ends.append(error)
+
+    group = group_of(2)
+    graph = group.compile(lambda g, rank: g.output("y", g.all_reduce(slow(g, rank))))
+    runner = threading.Thread(target=work)
+    runner.start()
+    while not ends:
+        time.sleep(0.01)
+    (group if is_group else graph).close()
+    runner.join(60)
+    assert isinstance(ends[-1], gg.ClosedError)
+    graph.close()
+    group.close()
+
+
+def slow_sum(g: gg.RankGraph, rank: int) -> None:
+    g.output("y", g.all_reduce(slow(g, rank)))
+
+
+def slow_send(g: gg.RankGraph, rank: int) -> None:
+    if rank == 1:
+        g.send(slow(g, rank), to=0)
+    else:
+        g.output("y", g.recv((512, 512), source=1) * 1.0)
+
+
+@pytest.mark.parametrize("build", [slow_sum, slow_send])
+def test_a_rank_that_computes_for_longer_than_the_deadline_is_waited_for(build: Callable[..., Any]) -> None:
+    with group_of(2, deadline_s=0.02) as group, group.compile(build) as graph:
+        start = time.perf_counter()
+        graph.run(x=np.ones((512, 512), "f4"))
+        assert time.perf_counter() - start > 0.1, "too fast a machine for this test to tell anything"
+
+
+def test_ranks_that_wait_for_each_other_end_at_the_deadline() -> None:
+    def build(g: gg.RankGraph, rank: int) -> None:
+        got = g.recv((1, 4), source=1 - rank)
+        g.send(g.output("y", got * 1.0) * 2.0, to=1 - rank)
+
+    with group_of(2, deadline_s=0.3) as group, group.compile(build) as graph:
+        with pytest.raises(gg.ComputeError, match=r"waited 0\.3 s in recv"):
+            graph.run()
+
+
+def test_a_dropped_group_ends_its_threads() -> None:
+    group = group_of(2)
+    graph = group.compile(sums(8))
+    graph.run(x=np.ones((1, 8), "f4"))
+    threads, dropped = group._threads, [weakref.ref(group), weakref.ref(graph.graphs[0])]
+    del group, graph
+    gc.collect()
+    assert [ref() for ref in dropped] == [None, None]
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()

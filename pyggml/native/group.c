@@ -14,6 +14,7 @@
 
 #define MAX_TRANSPORTS 4
 #define N_MAIL 2  // messages in flight between two ranks
+#define N_LOOKS 4  // times per deadline that a waiting rank looks at the others
 
 typedef struct job_node {
     pg_job job;
@@ -32,7 +33,7 @@ typedef struct {
 typedef struct {
     void * data;
     size_t capacity, size;
-    bool is_full;
+    unsigned is_full;
 } mail;
 
 typedef struct {
@@ -50,10 +51,14 @@ struct pg_group {
     pthread_cond_t changed;
     int n_arrived;
     unsigned generation;
+    unsigned n_waits;    // waits that came to their end
+    bool * has_arrived;  // at the rendezvous of this generation
+    bool * is_waiting;
 
     float ** slots;      // each rank's summand: its tensor where the host can read it, else a staging copy
     float ** staging;
     size_t * staging_size;
+    int64_t * counts;    // the elements of each rank's summand
     float * sum;
     size_t sum_size;
 
@@ -105,6 +110,9 @@ pg_group * pg_group_new(int n_ranks, double deadline_s) {
     group->slots = calloc(n_ranks, sizeof(float *));
     group->staging = calloc(n_ranks, sizeof(float *));
     group->staging_size = calloc(n_ranks, sizeof(size_t));
+    group->counts = calloc(n_ranks, sizeof(int64_t));
+    group->has_arrived = calloc(n_ranks, sizeof(bool));
+    group->is_waiting = calloc(n_ranks, sizeof(bool));
     group->n_reduces = calloc(n_ranks, sizeof(int64_t));
     pthread_mutex_init(&group->lock, NULL);
     init_cond(&group->changed);
@@ -137,6 +145,9 @@ void pg_group_free(pg_group * group) {
     free(group->channels);
     free(group->slots);
     free(group->staging);
+    free(group->counts);
+    free(group->has_arrived);
+    free(group->is_waiting);
     free(group->staging_size);
     free(group->n_reduces);
     free(group->sum);
@@ -196,27 +207,60 @@ static int time_out(pg_group * group, int rank, const char * what) {
     return group->fault;
 }
 
-// Rendezvous: waits under the lock until `done`, a fault, or the deadline.
-#define WAIT_UNTIL(group, done, expired)                                                                  \
-    do {                                                                                                  \
-        struct timespec until_ = deadline_after((group)->deadline_s);                                     \
-        (expired) = false;                                                                                \
-        while (!(done) && (group)->fault == PG_OK && !(expired)) {                                        \
-            (expired) = pthread_cond_timedwait(&(group)->changed, &(group)->lock, &until_) == ETIMEDOUT;  \
-        }                                                                                                 \
-        (expired) = (expired) && !(done);                                                                 \
-    } while (0)
+static int n_pending(pg_group * group, int rank) {
+    job_queue * q = &group->queues[rank];
+    pthread_mutex_lock(&q->lock);
+    const int n = q->n_pending;
+    pthread_mutex_unlock(&q->lock);
+    return n;
+}
+
+// Whether a wait is in vain as things are: an awaited rank has nothing to do, or every rank waits.
+// `peer` is the awaited rank, -1 stands for all that have not arrived at the rendezvous.
+static bool is_stuck(pg_group * group, int rank, int peer) {
+    bool is_any_computing = false;
+    for (int r = 0; r < group->n_ranks; r++) {
+        const bool is_busy = r != rank && n_pending(group, r) > 0;
+        if (!is_busy && r != rank && (peer < 0 ? !group->has_arrived[r] : r == peer)) {
+            return true;
+        }
+        is_any_computing |= is_busy && !group->is_waiting[r];
+    }
+    return !is_any_computing;
+}
+
+// Waits, with the group's lock held, while *word is `old`; a fault ends it, and so does a deadline's time
+// in which it was stuck. A rank that computes for long is waited for. Returns whether the time ran out.
+static bool wait_while(pg_group * group, int rank, int peer, const unsigned * word, unsigned old) {
+    int n_stuck = 0;
+    unsigned n_waits = group->n_waits;
+    group->is_waiting[rank] = true;
+    struct timespec until = deadline_after(group->deadline_s / N_LOOKS);
+    while (*word == old && group->fault == PG_OK && n_stuck < N_LOOKS) {
+        if (pthread_cond_timedwait(&group->changed, &group->lock, &until) == ETIMEDOUT) {
+            const bool is_idle = is_stuck(group, rank, peer) && group->n_waits == n_waits;
+            n_stuck = is_idle ? n_stuck + 1 : 0;
+            n_waits = group->n_waits;
+            until = deadline_after(group->deadline_s / N_LOOKS);
+        }
+    }
+    group->is_waiting[rank] = false;
+    group->n_waits++;
+    return *word == old && group->fault == PG_OK;
+}
 
 static int meet(pg_group * group, int rank, const char * what) {
     bool expired = false;
     pthread_mutex_lock(&group->lock);
     const unsigned generation = group->generation;
+    group->has_arrived[rank] = true;
     if (++group->n_arrived == group->n_ranks) {
         group->n_arrived = 0;
+        memset(group->has_arrived, 0, group->n_ranks * sizeof(bool));
         group->generation++;
         pthread_cond_broadcast(&group->changed);
     } else {
-        WAIT_UNTIL(group, group->generation != generation, expired);
+        expired = wait_while(group, rank, -1, &group->generation, generation);
     }
     pthread_mutex_unlock(&group->lock);
     if (expired && group->fault == PG_OK) {
@@ -255,8 +299,15 @@ static int reduce_on_host(pg_group * group, int rank, ggml_backend_t backend, st
         pg_group_fail(group, PG_FAULT_TRANSPORT, rank, "a sum larger than what was reserved");
         return group->fault;
     }
+    group->counts[rank] = n;
     if (publish(group, rank, backend, tensor) || meet(group, rank, "all_reduce")) {
         return group->fault;
+    }
+    for (int r = 0; r < group->n_ranks; r++) {
+        if (group->counts[r] != n) {
+            pg_group_fail(group, PG_FAULT_TRANSPORT, rank, "ranks sum tensors of different sizes");
+            return group->fault;
+        }
     }
     const int64_t start = n * rank / group->n_ranks, stop = n * (rank + 1) / group->n_ranks;
     memcpy(group->sum + start, group->slots[0] + start, (stop - start) * sizeof(float));
@@ -304,9 +355,8 @@ static int broadcast_on_host(pg_group * group, int rank, ggml_backend_t backend,
 static int send_mail(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int to) {
     channel * c = &group->channels[rank * group->n_ranks + to];
     mail * box = &c->box[c->next_in];
-    bool expired = false;
     pthread_mutex_lock(&group->lock);
-    WAIT_UNTIL(group, !box->is_full, expired);
+    const bool expired = wait_while(group, rank, to, &box->is_full, 1);
     pthread_mutex_unlock(&group->lock);
     if (expired || group->fault) {
         return group->fault ? group->fault : time_out(group, rank, "send");
@@ -314,10 +364,14 @@ static int send_mail(pg_group * group, int rank, ggml_backend_t backend, struct 
     ggml_backend_synchronize(backend);
     box->size = ggml_nbytes(tensor);
     box->data = grown(box->data, &box->capacity, box->size);
+    if (!box->data) {
+        pg_group_fail(group, PG_FAULT_TRANSPORT, rank, "no host memory for a send");
+        return group->fault;
+    }
     ggml_backend_tensor_get(tensor, box->data, 0, box->size);
     c->next_in = (c->next_in + 1) % N_MAIL;
     pthread_mutex_lock(&group->lock);
-    box->is_full = true;
+    box->is_full = 1;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
     return PG_OK;
@@ -326,9 +380,8 @@ static int send_mail(pg_group * group, int rank, ggml_backend_t backend, struct 
 static int take_mail(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int from) {
     channel * c = &group->channels[from * group->n_ranks + rank];
     mail * box = &c->box[c->next_out];
-    bool expired = false;
     pthread_mutex_lock(&group->lock);
-    WAIT_UNTIL(group, box->is_full, expired);
+    const bool expired = wait_while(group, rank, from, &box->is_full, 0);
     pthread_mutex_unlock(&group->lock);
     if (expired || group->fault) {
         return group->fault ? group->fault : time_out(group, rank, "recv");
@@ -341,7 +394,7 @@ static int take_mail(pg_group * group, int rank, ggml_backend_t backend, struct 
     ggml_backend_tensor_set(tensor, box->data, 0, box->size);
     c->next_out = (c->next_out + 1) % N_MAIL;
     pthread_mutex_lock(&group->lock);
-    box->is_full = false;
+    box->is_full = 0;
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
     return PG_OK;

@@ -30,6 +30,7 @@ struct pg_plan {
     struct ggml_cgraph * layout_graph;   // the graph's nodes with dependency nodes in between
     alloc_dep * deps;
     int n_deps, max_deps;
+    bool has_no_memory;                  // for a dependency: the plan would be wrong without it
     struct ggml_cgraph * segments;       // n_steps + 1 views of the graph; some may be empty
     pg_step * steps;
     int n_steps;
@@ -93,8 +94,14 @@ static void keep_until(void * user_data, struct ggml_tensor * tensor, struct ggm
         }
     }
     if (plan->n_deps == plan->max_deps) {
-        plan->max_deps = plan->max_deps ? 2 * plan->max_deps : 64;
-        plan->deps = realloc(plan->deps, plan->max_deps * sizeof(alloc_dep));
+        const int max_deps = plan->max_deps ? 2 * plan->max_deps : 64;
+        alloc_dep * deps = realloc(plan->deps, max_deps * sizeof(alloc_dep));
+        if (!deps) {
+            plan->has_no_memory = true;
+            return;
+        }
+        plan->deps = deps;
+        plan->max_deps = max_deps;
     }
     plan->deps[plan->n_deps++] = (alloc_dep) { tensor, until };
 }
@@ -171,6 +178,10 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
     plan->steps = malloc((n_steps + 1) * sizeof(pg_step));
     memcpy(plan->steps, steps, n_steps * sizeof(pg_step));
     cut_segments(plan);
+    if (plan->has_no_memory) {
+        pg_plan_free(plan);
+        return NULL;
+    }
     build_layout_graph(plan);
     return plan;
 }

@@ -1,0 +1,134 @@
+"""The graph of one rank of a group, and what all ranks' graphs must agree on.
+
+A collective cuts the graph: it takes part after the nodes that are there when it is called. Knows nothing of threads or
+transports. One thread builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._ffi import ffi, lib
+from .backend import Backend
+from .cut import cut_tensor
+from .dtypes import DType
+from .errors import ShapeError
+from .graph import Graph
+from .layout import Collective
+from .tensor import Tensor
+
+
+class RankGraph(Graph):
+    """The graph of one rank: a Graph that also knows its place and can take part in collectives.
+
+    Every rank must build the same collectives in the same order.
+    """
+
+    def __init__(self, backend: Backend, rank: int = 0, n_ranks: int = 1, **options: Any) -> None:
+        super().__init__(backend, **options)
+        self.rank = rank
+        self.n_ranks = n_ranks
+
+    def weight(
+        self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None
+    ) -> Tensor:
+        """Upload a constant, or with `cut` this rank's slice of it, not requantised.
+
+        `cut="out"` takes whole output rows, `cut="in"` input columns on block boundaries.
+        """
+        if cut is not None:
+            data = cut_tensor(data, cut, self.rank, self.n_ranks)
+        return super().weight(data, type=type, name=name)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of this node over all ranks, bitwise the same on each.
+
+        It takes the node's place for what is built afterwards.
+        """
+        self._need(x.dtype.name == "f32" and x.is_contiguous, x, "all_reduce takes contiguous float32")
+        return self._collective(lib.PG_ALL_REDUCE, self._writable(x))
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All ranks' tensors of one shape along a new outermost dimension, in rank order."""
+        self._need(x.is_contiguous and x.ndim <= 3, x, "all_gather takes up to three contiguous dimensions")
+        whole = self._leaf((self.n_ranks, *x.shape), x.dtype)
+        self._collective(lib.PG_ALL_GATHER, x, whole)
+        return whole
+
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        """The root's value of this node on every rank."""
+        self._need(
+            x.is_contiguous and 0 <= root < self.n_ranks,
+            x,
+            f"broadcast takes a root of 0 to {self.n_ranks - 1}",
+        )
+        return self._collective(lib.PG_BROADCAST, self._writable(x), peer=root)
+
+    def send(self, x: Tensor, to: int) -> Tensor:
+        """Hand this node to another rank, which must recv() it."""
+        self._need(
+            x.is_contiguous and 0 <= to < self.n_ranks and to != self.rank,
+            x,
+            f"send from rank {self.rank} to {to}",
+        )
+        return self._collective(lib.PG_SEND, x, peer=to)
+
+    def recv(self, shape: Sequence[int], source: int, kind: str | DType = "f32") -> Tensor:
+        """The tensor that another rank sends."""
+        if not 0 <= source < self.n_ranks or source == self.rank:
+            raise ShapeError(f"rank {self.rank} cannot recv from {source} in a group of {self.n_ranks}")
+        x = self._leaf(shape, kind)
+        self.collectives.append(Collective(self.n_nodes, lib.PG_RECV, x, peer=source))
+        return x
+
+    def _need(self, condition: bool, x: Tensor, words: str) -> None:
+        if not condition:
+            raise ShapeError(f"{words}; this is {x.shape} {x.dtype.name}")
+
+    def _leaf(self, shape: Sequence[int], kind: str | DType) -> Tensor:
+        leaf = self.phantom("", shape, kind)
+        lib.ggml_set_input(leaf.handle)
+        return leaf
+
+    def _collective(self, op: int, x: Tensor, other: Tensor | None = None, peer: int = 0) -> Tensor:
+        n_before = self.n_nodes
+        self.do(x)
+        if self.n_nodes == n_before:
+            # Nodes before this cut may have read x already: the allocator would use its memory again.
+            lib.ggml_set_output(x.handle)
+            if x.is_view:
+                lib.ggml_set_output(x.handle.view_src)
+        self.collectives.append(Collective(self.n_nodes, op, x, other, peer))
+        return x
+
+    def _writable(self, x: Tensor) -> Tensor:
+        """The node itself, or a copy of a weight or state, which a collective in place would change."""
+        root = x.handle.view_src if x.is_view else x.handle
+        return x if root.buffer == ffi.NULL else x.cont()
+
+
+def check_collectives(graphs: Sequence[RankGraph]) -> None:
+    """Ranks must agree on collectives, or they would wait for each other until the deadline."""
+    meets = (lib.PG_ALL_REDUCE, lib.PG_ALL_GATHER, lib.PG_BROADCAST)
+    orders = {
+        r: [(c.op, c.tensor.shape) for c in g.collectives if c.op in meets] for r, g in enumerate(graphs)
+    }
+    first = orders[0]
+    for rank, order in orders.items():
+        if order != first:
+            raise ShapeError(
+                f"rank {rank} takes part in {len(order)} collectives {order[:3]}, rank 0 in {len(first)} {first[:3]}; "
+                "all ranks need the same"
+            )
+    pairs: dict[tuple[int, int], list[list[Any]]] = {}
+    for rank, graph in enumerate(graphs):
+        for c in graph.collectives:
+            if c.op in (lib.PG_SEND, lib.PG_RECV):
+                key = (rank, c.peer) if c.op == lib.PG_SEND else (c.peer, rank)
+                pairs.setdefault(key, [[], []])[c.op == lib.PG_RECV].append(
+                    (c.tensor.shape, c.tensor.dtype.name)
+                )
+    for (source, to), (sent, received) in pairs.items():
+        if sent != received:
+            raise ShapeError(f"rank {source} sends {sent} to rank {to}, which receives {received}")
