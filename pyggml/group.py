@@ -36,7 +36,8 @@ class Group:
 
     `Group(["cuda:0", "cuda:1"])`, any mix of devices, 2 to 16 of them; `threads` is the number of CPU
     threads of each CPU rank (default: this process's processors dealt to the CPU ranks).
-    `deadline_s` bounds every wait of one rank for another. Between CUDA cards sums take the fastest
+    `deadline_s` bounds the wait of one rank for another that has nothing to do or waits itself; one that
+    computes is waited for. Between CUDA cards sums take the fastest
     transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
     nccl-shm and host. What was tried is in `transports`.
     Raises DeviceError. Use it as a context manager or close() it; one that is dropped closes itself.

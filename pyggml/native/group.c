@@ -1,5 +1,6 @@
 // Ranks that compute together. Each rank has a thread that takes jobs in order; collectives meet at
-// a barrier that gives up at a deadline or when any rank has failed, so that no rank waits for ever.
+// a barrier that gives up when any rank has failed, or after a deadline in which an awaited rank had no job
+// or all ranks waited.
 // Sums through host memory are taken slice by slice in rank order: all ranks hold the same bits.
 
 #include "group.h"
