@@ -284,14 +284,17 @@ def slow(g: gg.RankGraph, rank: int) -> gg.Tensor:
     return x * 1.0
 
 
+def slow_sum(g: gg.RankGraph, rank: int) -> gg.Tensor:
+    return g.output("y", g.all_reduce(slow(g, rank)))
+
+
 @pytest.mark.parametrize("is_group", [False, True])
 def test_closing_waits_for_a_run_of_another_thread(is_group: bool) -> None:
     ends: list[object] = []
 
     def work() -> None:
         try:
-            while True:
-                graph.run(x=np.ones((512, 512), "f4"))
+            while graph.run(x=np.ones((512, 512), "f4")):
                 ends.append(None)
         except gg.ClosedError as error:
             ends.append(error)
@@ -307,10 +310,6 @@ def test_closing_waits_for_a_run_of_another_thread(is_group: bool) -> None:
     assert isinstance(ends[-1], gg.ClosedError)
     graph.close()
     group.close()
-
-
-def slow_sum(g: gg.RankGraph, rank: int) -> gg.Tensor:
-    return g.output("y", g.all_reduce(slow(g, rank)))
 
 
 def slow_send(g: gg.RankGraph, rank: int) -> None:
