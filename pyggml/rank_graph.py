@@ -89,6 +89,7 @@ class RankGraph(Graph):
     def _leaf(self, shape: Sequence[int], kind: str | DType) -> Tensor:
         leaf = self.phantom("", shape, kind)
         lib.ggml_set_input(leaf.handle)
+        self.do(leaf)  # it needs memory also where nothing reads it
         return leaf
 
     def _collective(self, op: int, x: Tensor, other: Tensor | None = None, peer: int = 0) -> Tensor:

@@ -85,6 +85,26 @@ def test_gather_broadcast_send_and_recv() -> None:
             assert np.array_equal(graph.outputs(2)["got"], 2 * parts[0])
 
 
+def test_what_nobody_reads_still_arrives_somewhere() -> None:
+    def build(g: gg.RankGraph, rank: int) -> None:
+        x = g.input("x", (2, 4))
+        g.all_gather(x * 1.0)
+        g.broadcast(x * 1.0, root=1)
+        if rank == 0:
+            g.send(x + x, to=1)
+            g.send(x * 3.0, to=1)
+        else:
+            g.recv((2, 4), source=0)
+            g.output("got", g.recv((2, 4), source=0))
+        g.output("z", x - 1.0)
+
+    x = np.arange(8, dtype="f4").reshape(2, 4)
+    with group_of(2) as group, group.compile(build) as graph:
+        for _ in range(3):
+            assert np.array_equal(graph.run(x=x)["z"], x - 1)
+            assert np.array_equal(graph.outputs(1)["got"], 3 * x)
+
+
 def test_stages_overlap_several_runs_in_order() -> None:
     def stage(g: gg.RankGraph, rank: int) -> None:
         if rank == 0:
