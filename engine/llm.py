@@ -49,10 +49,13 @@ class LLM:
     `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
     number of requests that run together; `batch` the most prompt tokens of one step; cache types are
     f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
-    fit; with `fit` "auto" the first of them are taken. `progress(done_bytes, total_bytes)` is called while loading.
+    fit; with `fit` "auto" the first of them are taken.
+    `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured.
+    `progress(done_bytes, total_bytes)` is called while loading.
     `chat_template` is the text of a template to use in place of the file's. A Model that is given is
     closed with the LLM.
-    Raises ConfigError, ModelError or GGUFError before any weight is read.
+    Raises ConfigError, ModelError, GGUFError or DeviceError before any weight is read, and PlanError or AllocationError
+    where it does not fit.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         fit: str | None = None,
+        transport: str | None = None,
         prefix_cache: bool = True,
         chat_template: str | None = None,
         progress: Progress | None = None,
@@ -78,7 +82,7 @@ class LLM:
         options = LoadOptions(
             device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split,
             expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
-            cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit,
+            cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit, transport=transport,
         )  # fmt: skip
         self._is_closed = True
         self._loaded: LoadedModel | None = None

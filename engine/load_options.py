@@ -14,13 +14,14 @@ from .errors import ConfigError
 from .placement import MIN_CTX
 
 FITS = ("off", "auto")
+TRANSPORTS = ("auto", "push", "nccl", "nccl-shm", "host")
 
 _COUNTS = ("parallel", "batch", "threads", "tp", "layer_split", "ctx")
 _TEXTS = {
     "device": "cpu", "tensor_split": "3,1", "expert_split": "inside", "cache_type_k": "f16", "cache_type_v": "f16",
-    "fit": "auto",
+    "fit": "auto", "transport": "host",
 }  # fmt: skip
-_CAN_BE_NONE = ("threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit")
+_CAN_BE_NONE = ("threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit", "transport")
 
 
 def _long(name: str) -> str:
@@ -34,7 +35,8 @@ class LoadOptions:
     `device` is a name or a list with commas; `tp` cuts every layer over that many ranks, `layer_split`
     puts whole layers on that many devices; neither means one device. `tensor_split` are the ranks'
     shares ("3,1"; with layer_split the numbers of layers). `ctx` None means the largest context that
-    fits. `fit` "auto" changes the options of a model that does not fit until it does.
+    fits. `transport` is how ranks exchange sums, by default as measured.
+    `fit` "auto" changes the options of a model that does not fit until it does.
     Raises ConfigError for values that make no sense.
     """
 
@@ -50,6 +52,7 @@ class LoadOptions:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     fit: str | None = None
+    transport: str | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -66,6 +69,10 @@ class LoadOptions:
                 raise ConfigError(f"{_long(name)} = {value!r}; text is needed, such as {example!r}")
         if self.fit not in (None, *FITS):
             raise ConfigError(f"fit = {self.fit!r}; {' and '.join(FITS)} are supported")
+        if self.transport is not None and self.transport not in TRANSPORTS:
+            raise ConfigError(
+                f"transport = {self.transport!r}; {', '.join(TRANSPORTS[:-1])} and {TRANSPORTS[-1]} are supported"
+            )
         if self.tp is not None and self.layer_split is not None:
             raise ConfigError(
                 f"--tp {self.tp} and --layer-split {self.layer_split} exclude each other: the one cuts inside layers, "

@@ -51,11 +51,11 @@ class LoadedModel:
         self.ranks = Ranks(tuple(self._ranks), self._group, len(self._ranks) > 1 and deal.mode is Mode.LAYER)
 
     def _open(self, devices: Sequence[gg.Device]) -> None:
-        threads = self._arranged.options.threads
+        options = self._arranged.options
         if len(devices) == 1:
-            self._backends = [gg.Backend(devices[0], threads=threads)]
+            self._backends = [gg.Backend(devices[0], threads=options.threads)]
         else:
-            self._group = gg.Group(devices, threads=threads)
+            self._group = gg.Group(devices, threads=options.threads, transport=options.transport)
             self._backends = self._group.backends
 
     def _told(self) -> tuple[str, ...]:

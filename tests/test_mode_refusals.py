@@ -15,6 +15,10 @@ import pytest
 from cli_calls import Result, call
 
 import pyggml as gg
+from pyggml.engine import LLM, ConfigError
+from pyggml.engine.cli.options import OPTIONS
+from pyggml.engine.load_options import TRANSPORTS, LoadOptions
+from pyggml.transport import NAMES as BUILT
 
 CPU2 = {"device": "cpu,cpu"}
 CPU3 = {"device": "cpu,cpu,cpu"}
@@ -199,3 +203,16 @@ def test_repeats_of_one_device_are_no_mistake(
     result = call(capsys, "run", tiny("llama"), "abc", "-n", 2, "--raw", *flags({**CPU2, "tp": 2}), "--ctx", 64)
     assert result.status == 0
     assert result.err.startswith("Tensor parallelism: 2 ranks (cpu, cpu)\n")
+
+
+def test_transports_are_those_there_are_and_others_are_refused(tiny: Callable[..., Path]) -> None:
+    assert TRANSPORTS == ("auto", *BUILT)
+    (option,) = (o for o in OPTIONS if o.name == "transport")
+    assert [option.kind.read(name) for name in TRANSPORTS] == list(TRANSPORTS)
+    with pytest.raises(ConfigError, match="transport = 'rdma'; auto, push, nccl, nccl-shm and host are supported"):
+        LoadOptions(transport="rdma")
+    path = tiny("llama")
+    with LLM(path, device="cpu,cpu", tp=2, ctx=64, transport="host") as llm:
+        assert llm.generate("a", max_tokens=2).stats.n_generated
+    with pytest.raises(gg.DeviceError, match="host"):
+        LLM(path, device="cpu,cpu", tp=2, ctx=64, transport="push")
