@@ -8,6 +8,7 @@ skipped with the remedy, or fails where CI is set, since there nothing may be sk
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ def _clean_environment() -> None:
 
 
 _clean_environment()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and programs that the tests start would ignore Ctrl-C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
