@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DType, dtype
+from .dtypes import DType, dequantize, dtype
 from .errors import ShapeError
 
 
@@ -20,6 +20,10 @@ class RawTensor:
     shape: tuple[int, ...]
     type: DType
     data: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        """Its values as float32."""
+        return dequantize(self.data, self.type, self.shape)
 
 
 def even_ranges(n: int, n_ranks: int, unit: int = 1) -> list[tuple[int, int]]:

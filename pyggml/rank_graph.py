@@ -33,7 +33,7 @@ class RankGraph(Graph):
     def weight(
         self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None
     ) -> Tensor:
-        """Upload a constant, or with `cut` this rank's slice of it, not requantised.
+        """Upload a constant, or with `cut` this rank's slice of it, not requantised unless `type` is another.
 
         `cut="out"` takes whole output rows, `cut="in"` input columns on block boundaries.
         """

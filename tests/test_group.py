@@ -53,6 +53,22 @@ def test_a_layer_cut_over_ranks_equals_the_whole() -> None:
             assert group.n_reduces() == 3
 
 
+@pytest.mark.parametrize(("kind", "n"), [("q8_0", 192), ("q4_K", 512), ("f16", 96)])
+def test_cut_arrays_are_quantised_as_the_whole_is(kind: str, n: int) -> None:
+    up, down = RNG.standard_normal((n, 64)).astype("f4"), RNG.standard_normal((32, n)).astype("f4")
+    x = RNG.standard_normal((5, 64)).astype("f4")
+
+    def layer(g: gg.RankGraph, rank: int) -> gg.Tensor:
+        hidden = g.input("x", (5, 64)) @ g.weight(up, type="f16", cut="out").T
+        return g.output("y", g.all_reduce(hidden @ g.weight(down, type=kind, cut="in").T))
+
+    results = []
+    for n_ranks in (1, 2):
+        with gg.Group(["cpu"] * n_ranks, threads=1) as group, group.compile(layer) as graph:
+            results.append(graph.run(x=x)["y"])
+    assert np.allclose(results[0], results[1], rtol=1e-3, atol=0.05)
+
+
 def test_two_reduces_with_work_between_use_each_sum_once() -> None:
     def twice(g: gg.RankGraph, rank: int) -> None:
         first = g.all_reduce(g.input("x", (1, 8)) * 1.0)
