@@ -1,5 +1,6 @@
 # demo   one answer from a small model         test   all tests, against llama.cpp's own programs
 # check  ruff and mypy                         bench  speed of a small model
+# test-vulkan  tests/vulkan, on Mesa's software driver where there is no GPU
 # wheel  a wheel with every CPU variant        clean  remove what the above made here (the build cache stays)
 #
 # A fresh machine needs python3 with venv and headers (python3-venv, python3-dev), gcc, g++ and make. Everything else is
@@ -12,13 +13,19 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 BUILD := $(BIN)/python build_ggml.py
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 
-.PHONY: demo test check bench wheel clean native reference
+.PHONY: demo test test-vulkan check bench wheel clean native reference
 
 demo: native $(VENV)/smollm2
 	$(BIN)/pyggml run smollm2 "$(PROMPT)"
 
 test: native reference $(VENV)/smollm2 $(VENV)/gemma3
 	PYGGML_TEST_ARCHIVE=$$($(BUILD) --print source) PYGGML_TEST_REFERENCE=$$($(BUILD) --print reference) $(BIN)/pytest
+
+# The shaders take minutes to compile; the driver and what compiles them come from Debian's packages.
+test-vulkan: $(VENV)/package
+	$(BIN)/python -m third_party.vulkan_packages
+	$(BUILD) --install --backends cpu,vulkan >$(VENV)/native
+	$(BIN)/pytest tests/vulkan
 
 check: $(VENV)/package
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from .errors import BuildError, CompileError
 from .recipe import ROOT, Recipe
 
 EXTENSION = "_ggml.abi3.so"
+VULKAN = "libggml-vulkan.so"  # an earlier build may have left it in the tree
 
 
 def make(recipe: Recipe, jobs: int) -> Path:
@@ -100,7 +101,8 @@ def _compile(recipe: Recipe, lib: Path, jobs: int) -> None:
     sys.stderr.write(_own_warnings(spoken, staged))
     with cache.filling(lib) as temporary:
         for path in (tree / "lib").glob("*.so"):
-            shutil.copy2(path, temporary / path.name)
+            if recipe.choice.vulkan or path.name != VULKAN:
+                shutil.copy2(path, temporary / path.name)
         if recipe.is_portable:
             _bundle_openmp(recipe, temporary)
         _write_licences(source, temporary / "licences")

@@ -6,7 +6,7 @@ from paths: checkouts, virtual environments and build environments share what is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import archive, cache, cpu, cuda
@@ -53,8 +53,10 @@ class Recipe:
     @property
     def tree(self) -> Path:
         """The folder of CMake's work for our libraries, kept so that a changed file compiles alone."""
+        # Vulkan only adds a library, so builds with and without it share a tree and what is compiled there.
+        base = replace(self, choice=replace(self.choice, vulkan=None))
         # One CMake's tree is no use to another: it would compile everything again.
-        facts = [self._facts(), self.module_options(), self.tools.cmake_version]
+        facts = [base._facts(), base.module_options(), self.tools.cmake_version]
         return cache.root() / "build" / cache.key(facts)
 
     @property
@@ -171,7 +173,7 @@ class Recipe:
             self.tools.compiler,
             native,
             chosen and chosen.toolkit.name,
-            kit and list(kit.headers),
+            kit and [*kit.headers, kit.glslc_version],
         ]
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import toolchain
+from . import cache, toolchain
 
 OLDEST_HEADERS = (1, 3, 275)
 INSTALL = "sudo apt install glslc libvulkan-dev spirv-headers"
@@ -40,17 +40,18 @@ def find(include: str | None) -> Kit | str:
     if glslc is None:
         return f"glslc is missing: {INSTALL}"
     named = include or os.environ.get("Vulkan_INCLUDE_DIR")
-    usual = [f"{sdk}/include"] * bool(sdk) + ["/usr/include", "/usr/local/include"]
+    usual = [f"{sdk}/include"] * bool(sdk) + ["/usr/include", "/usr/local/include", str(fetched_headers())]
     folders = [Path(name).expanduser().resolve() for name in ([named] if named else usual)]
-    header = next((f for f in folders if (f / "vulkan" / "vulkan_core.h").exists()), None)
-    if header is None:
+    chosen = _choose_headers(folders)
+    if chosen is None:
         places = ", ".join(map(str, folders))
         return f"no vulkan/vulkan_core.h in {places}: {INSTALL} (or name its folder with --vulkan-include)"
-    version = header_version((header / "vulkan" / "vulkan_core.h").read_text())
+    header, version = chosen
     if version < OLDEST_HEADERS:
         return (
             f"the Vulkan headers in {header} are {_dotted(version)}, ggml needs {_dotted(OLDEST_HEADERS)}: "
-            "unpack a newer libvulkan-dev anywhere and pass its usr/include with --vulkan-include"
+            "python3 -m third_party.vulkan_packages fetches newer ones on Debian; "
+            "elsewhere unpack a newer libvulkan-dev and pass its usr/include with --vulkan-include"
         )
     libraries = [Path(f"{sdk}/lib")] if sdk else []
     libraries += map(Path, LIBRARY_FOLDERS)
@@ -76,11 +77,23 @@ def header_version(text: str) -> tuple[int, ...]:
     return (int(whole[1]), int(whole[2]), int(patch[1])) if patch and whole else (0, 0, 0)
 
 
+def _choose_headers(folders: list[Path]) -> tuple[Path, tuple[int, ...]] | None:
+    """The first folder of headers that are new enough, else the first of any, and their version."""
+    files = [(folder, folder / "vulkan" / "vulkan_core.h") for folder in folders]
+    found = [(folder, header_version(file.read_text())) for folder, file in files if file.exists()]
+    return next((pair for pair in found if pair[1] >= OLDEST_HEADERS), found[0] if found else None)
+
+
 def _spirv_folders(sdk: str | None) -> list[Path]:
     prefixes = [*os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep), sdk, "/usr", "/usr/local"]
     return [
         Path(p, kind, "cmake", "SPIRV-Headers") for p in prefixes if p for kind in ("share", "lib", "lib64")
     ]
+
+
+def fetched_headers() -> Path:
+    """Return the folder in the build cache for headers that are newer than this machine's own."""
+    return cache.root() / "vulkan-headers"
 
 
 def has_driver() -> bool:
