@@ -35,7 +35,8 @@ class LoadOptions:
     `device` is a name or a list with commas; `tp` cuts every layer over that many ranks, `layer_split`
     puts whole layers on that many devices; neither means one device. `tensor_split` are the ranks'
     shares ("3,1"; with layer_split the numbers of layers). `ctx` None means the largest context that
-    fits. `transport` is how ranks exchange sums, by default as measured.
+    fits. `transport` is how ranks exchange sums, by default as measured. `cuda_graphs` allows the launches
+    of a decode step to be recorded and replayed.
     `fit` "auto" changes the options of a model that does not fit until it does.
     Raises ConfigError for values that make no sense.
     """
@@ -53,6 +54,7 @@ class LoadOptions:
     cache_type_v: str = "f16"
     fit: str | None = None
     transport: str | None = None
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -67,6 +69,8 @@ class LoadOptions:
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and name in _CAN_BE_NONE):
                 raise ConfigError(f"{_long(name)} = {value!r}; text is needed, such as {example!r}")
+        if not isinstance(self.cuda_graphs, bool):
+            raise ConfigError(f"cuda-graphs = {self.cuda_graphs!r}; true or false is needed")
         if self.fit not in (None, *FITS):
             raise ConfigError(f"fit = {self.fit!r}; {' and '.join(FITS)} are supported")
         if self.transport is not None and self.transport not in TRANSPORTS:

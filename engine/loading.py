@@ -48,7 +48,8 @@ class LoadedModel:
         except BaseException:
             self.close()
             raise
-        self.ranks = Ranks(tuple(self._ranks), self._group, len(self._ranks) > 1 and deal.mode is Mode.LAYER)
+        by_layer = len(self._ranks) > 1 and deal.mode is Mode.LAYER
+        self.ranks = Ranks(tuple(self._ranks), self._group, by_layer, options.cuda_graphs)
 
     def _open(self, devices: Sequence[gg.Device]) -> None:
         options = self._arranged.options

@@ -19,6 +19,8 @@ from .hparams import HParams
 from .rank import Rank, Ranks
 
 _HIDDEN = np.float16(-np.inf)
+# Steps of more tokens keep a card busy for longer than their launches take.
+MAX_REPLAYED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Plan:
             max_nodes=max_nodes,
             allocator=rank.allocator,
             feeds=self.feeds,
+            replay=ranks.may_replay and self.shape.n_rows <= MAX_REPLAYED_ROWS,
         )
         try:
             f = Forward(
@@ -104,6 +107,13 @@ class Plan:
     def host_bytes(self) -> int:
         """Bytes of the host arrays."""
         return sum(feed.nbytes for feed in self.feeds.values())
+
+    @property
+    def replay(self) -> str:
+        """What becomes of the launches: `off`, `waiting` or `recorded` on all ranks, else why one was refused."""
+        states = [graph.replay for graph in self.graphs if graph.n_nodes]
+        refused = [why for state, why in states if state == "refused"]
+        return refused[0] if refused else states[0][0]
 
     @property
     def is_stale(self) -> bool:

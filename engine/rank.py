@@ -35,11 +35,15 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks of a model and how they work together; `group` is None for a single one."""
+    """All ranks of a model and how they work together; `group` is None for a single one.
+
+    `may_replay` allows the launches of small steps to be recorded and replayed, where devices can.
+    """
 
     ranks: tuple[Rank, ...]
     group: gg.Group | None = None
     is_split_by_layer: bool = False
+    may_replay: bool = True
 
     @property
     def is_mixed(self) -> bool:

@@ -8,7 +8,7 @@ serve all batches; plans live in a cache bounded by count, the least recently us
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -207,6 +207,15 @@ class Runner:
         self.stats.n_plans_built += 1
         self.stats.plan_s += time.perf_counter() - start
         return plan
+
+    @property
+    def replays(self) -> Counter[str]:
+        """Decode plans by what becomes of their launches: `recorded`, `waiting`, `off`, or why they were refused."""
+        found: Counter[str] = Counter()
+        for shape, plan in self._plans.items():
+            if shape.n_tokens == 1:
+                found[plan.replay] += 1
+        return found
 
     def _host_bytes(self) -> int:
         return sum(plan.host_bytes for plan in self._plans.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 from ._ffi import ffi, lib
@@ -35,6 +36,11 @@ def cuda_api() -> Any | None:
     if api.abi != lib.PGC_ABI:
         raise BuildError(f"{MODULE.name} is of another build; make both with: python build_ggml.py --install")
     return api
+
+
+def are_graphs_on() -> bool:
+    """Whether launches may be recorded and replayed: PYGGML_CUDA_GRAPHS is not off."""
+    return os.environ.get("PYGGML_CUDA_GRAPHS", "1").strip().lower() not in ("0", "off", "no", "false")
 
 
 def why() -> Any:

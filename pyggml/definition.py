@@ -39,6 +39,7 @@ class Definition(Closable):
         max_nodes: int = _MAX_NODES,
         allocator: Allocator | None = None,
         feeds: dict[str, np.ndarray] | None = None,
+        replay: bool = True,
     ) -> None:
         if not 1 <= max_nodes <= _MOST_NODES:
             raise ShapeError(f"max_nodes = {max_nodes}; 1 to {_MOST_NODES} are possible")
@@ -48,6 +49,7 @@ class Definition(Closable):
         self._allocator.check_open()
         self._owns_allocator = allocator is None
         self._max_nodes, self._n_nodes = max_nodes, 0
+        self._may_replay = replay
         self._leafs: set[int] = set()
         params = ffi.new("struct ggml_init_params *")
         params.mem_size = (2 * max_nodes + 64) * lib.ggml_tensor_overhead()

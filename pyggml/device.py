@@ -94,6 +94,8 @@ def _load_modules() -> tuple[tuple[Any, ...], tuple[ModuleProblem, ...]]:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not clear_peer_environment(True):
         os.environ["PYGGML_P2P"] = "0"  # what GGML_CUDA_P2P=0 meant, which ggml itself would take as "on"
+    if (LIBRARY_DIR / "libpyggml-cuda.so").exists():
+        os.environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"  # launches are recorded by us, over whole runs
     lib.pg_log_install(_log_level())
     loaded: list[Any] = []
     problems: list[ModuleProblem] = []

@@ -25,7 +25,8 @@ class Graph(Definition):
 
     `feeds` and `results` are the host arrays behind `step()`: fill the feeds in place, call step(), read the results.
     `run(**inputs)` is the same in one convenient call. Graphs given the same dict of `feeds` share their host arrays by
-    input name. A graph of which something was closed refuses to run.
+    input name. A graph of which something was closed refuses to run. On a CUDA card the launches of the second run are
+    recorded and replayed from then on, unless `replay` is False.
     """
 
     def reserve(self) -> None:
@@ -48,7 +49,27 @@ class Graph(Definition):
             self._layout = Layout(
                 self.backend, self._allocator, self._graph, inputs, outputs, self.collectives
             )
+            if self.is_alone:
+                self.record()
         return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it runs by itself, not as one rank's of a group."""
+        return True
+
+    def record(self) -> None:
+        """Where the device can: record the launches of the second run, and replay them from then on.
+
+        Without effect where the graph was made with replay=False or PYGGML_CUDA_GRAPHS is 0.
+        """
+        if self._may_replay and self._layout is not None:
+            self._layout.record(self.backend)
+
+    @property
+    def replay(self) -> tuple[str, str]:
+        """Whether runs replay recorded launches: `off`, `waiting`, `recorded`, or `refused` and why."""
+        return ("off", "") if self._layout is None else self._layout.replay
 
     def check_fresh(self) -> Layout:
         """The layout, made if need be, when all is as it must be before a run.

@@ -225,6 +225,11 @@ class GroupGraph:
             graph.join(group.handle, rank, self._runs[rank])
             sums = (c.tensor.n_bytes // 4 for c in graph.collectives if c.op == lib.PG_ALL_REDUCE)
             largest = max(largest, *sums, 1)
+        # Ranks meet once while they record, so that all must.
+        if all(graph.n_nodes and graph.backend.device.module == "cuda" for graph in self.graphs):
+            for graph in self.graphs:
+                if not graph.is_alone:
+                    graph.record()
         if not lib.pg_group_reserve(group.handle, largest):
             raise ComputeError(f"no host memory for sums of {largest} elements")
 

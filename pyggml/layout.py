@@ -16,12 +16,19 @@ import numpy as np
 from ._ffi import ffi, last_native_error, lib
 from .allocator import Allocator
 from .backend import Backend
+from .cuda_module import are_graphs_on, cuda_api
 from .dtypes import DType
 from .errors import AllocationError, ComputeError, ShapeError
 from .tensor import Tensor
 from .transfer import Transfers
 
 _SUCCESS = lib.GGML_STATUS_SUCCESS
+_REPLAY_STATES = {
+    lib.PG_REPLAY_OFF: "off",
+    lib.PG_REPLAY_WAITING: "waiting",
+    lib.PG_REPLAY_RECORDED: "recorded",
+    lib.PG_REPLAY_REFUSED: "refused",
+}
 
 
 class Input(NamedTuple):
@@ -121,6 +128,19 @@ class Layout:
     def free(self) -> None:
         """Free the plan; the memory is the allocator's."""
         lib.pg_plan_free(self._plan)
+
+    def record(self, backend: Backend) -> None:
+        """On a CUDA card: have the second run's launches recorded, and replayed from then on."""
+        api = cuda_api() if backend.device.module == "cuda" and are_graphs_on() else None
+        if api is not None and not lib.pg_plan_replay(self._plan, api):
+            raise AllocationError("no host memory for recorded launches")
+
+    @property
+    def replay(self) -> tuple[str, str]:
+        """`off`, `waiting`, `recorded` or `refused`, and why it was refused."""
+        reason = ffi.new("char[256]")
+        state = lib.pg_plan_replay_state(self._plan, reason, len(reason))
+        return _REPLAY_STATES[state], str(ffi.string(reason).decode("utf-8", "replace"))
 
     @property
     def is_stale(self) -> bool:

@@ -30,6 +30,11 @@ class RankGraph(Graph):
         self.rank = rank
         self.n_ranks = n_ranks
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.n_ranks == 1
+
     def weight(
         self, data: Any, *, type: str | DType | None = None, name: str = "", cut: str | None = None
     ) -> Tensor:

@@ -70,7 +70,8 @@ def open_llm(
     where: Mapping[str, Any] | None = None,
 ) -> LLM:
     """Load the weights, with a bar on a terminal; `where` takes the place of the options of that name."""
-    placed = placing(settings) | {"transport": settings["transport"]} | dict(where or {})
+    placed = placing(settings) | {name: settings[name.replace("_", "-")] for name in ("transport", "cuda_graphs")}
+    placed |= dict(where or {})
     with loading_bar(not settings["json"]) as progress:
         return LLM(
             model, ctx=ctx, parallel=parallel, prefix_cache=prefix_cache, chat_template=chat_template,

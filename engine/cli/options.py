@@ -38,6 +38,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("transport", choice(("auto", "push", "nccl", "nccl-shm", "host")),
            "how ranks on cards exchange sums; auto measures which is fastest",
            (*RUN, *BENCH, *LOGITS), "nccl", default="auto"),
+    Option("cuda-graphs", FLAG, "record the launches of a decode step on CUDA cards and replay them",
+           (*RUN, *BENCH, *LOGITS), default=True),
     Option("ctx", whole(64), "context of one request in tokens",
            LOADS, "8192", default_text="run, plan: what fits, up to the model's own; else what is needed"),
     Option("fit", choice(("off", "auto")), "a model that does not fit is refused, or takes the first remedy",

@@ -6,6 +6,7 @@ typedef struct {
     int (*poll)(void *self, int rank, ggml_backend_t backend, double deadline_s);
     void (*abort)(void *self);
     void (*free)(void *self);
+    bool can_capture;
 } pg_transport;
 void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group *group);
@@ -24,6 +25,7 @@ typedef struct {
     bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, bool is_ordered, double deadline_s, char *why, size_t why_size);
     bool (*time)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int n_repeats, bool is_captured, double deadline_s, double *seconds, char *why, size_t why_size);
     bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);
+    bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph *graph, char *why, size_t why_size);
     bool (*capture_begin)(ggml_backend_t backend, char *why, size_t why_size);
     pgc_graph *(*capture_end)(ggml_backend_t backend, char *why, size_t why_size);
     bool (*graph_launch)(pgc_graph *graph, char *why, size_t why_size);

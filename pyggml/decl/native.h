@@ -28,6 +28,9 @@ pg_plan *pg_plan_new(ggml_backend_t backend, struct ggml_cgraph *graph, const pg
 void pg_plan_join(pg_plan *plan, pg_group *group, int rank);
 void pg_runs_post(pg_group *group, pg_run *runs);
 void pg_runs_finish(pg_group *group, pg_run *runs);
+enum pg_replay_state { PG_REPLAY_OFF, PG_REPLAY_WAITING, PG_REPLAY_RECORDED, PG_REPLAY_REFUSED };
+bool pg_plan_replay(pg_plan *plan, const void *api);
+enum pg_replay_state pg_plan_replay_state(const pg_plan *plan, char *why, size_t why_size);
 bool pg_plan_reserve(pg_plan *plan, ggml_gallocr_t galloc);
 bool pg_plan_layout(pg_plan *plan, ggml_gallocr_t galloc);
 void pg_plan_free(pg_plan *plan);

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 1
+#define PGC_ABI 2
 
 enum pgc_peer { PGC_PEER_ENABLED = 0, PGC_PEER_ABSENT = 1, PGC_PEER_TOO_MANY = 2, PGC_PEER_FAILED = 3 };
 
@@ -48,7 +48,10 @@ typedef struct {
     // A check over NCCL on streams of its own, for a process that may be killed.
     bool (*nccl_trial)(const char * library, int n_cards, const int * cards, double deadline_s, char * why, size_t why_size);
 
-    // A backend's launches, recorded on the calling thread (relaxed) and replayed.
+    // Whether a graph's nodes can all be recorded: none of them waits on the host.
+    bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);
+
+    // A backend's launches, recorded on the calling thread (relaxed) and replayed. graph_free takes NULL too.
     bool (*capture_begin)(ggml_backend_t backend, char * why, size_t why_size);
     pgc_graph * (*capture_end)(ggml_backend_t backend, char * why, size_t why_size);
     bool (*graph_launch)(pgc_graph * graph, char * why, size_t why_size);

@@ -250,7 +250,7 @@ static bool wait_while(pg_group * group, int rank, int peer, const unsigned * wo
     return *word == old && group->fault == PG_OK;
 }
 
-static int meet(pg_group * group, int rank, const char * what) {
+int pg_group_meet(pg_group * group, int rank, const char * what) {
     bool expired = false;
     pthread_mutex_lock(&group->lock);
     const unsigned generation = group->generation;
@@ -301,7 +301,7 @@ static int reduce_on_host(pg_group * group, int rank, ggml_backend_t backend, st
         return group->fault;
     }
     group->counts[rank] = n;
-    if (publish(group, rank, backend, tensor) || meet(group, rank, "all_reduce")) {
+    if (publish(group, rank, backend, tensor) || pg_group_meet(group, rank, "all_reduce")) {
         return group->fault;
     }
     for (int r = 0; r < group->n_ranks; r++) {
@@ -319,7 +319,7 @@ static int reduce_on_host(pg_group * group, int rank, ggml_backend_t backend, st
             sum[i] += summand[i];
         }
     }
-    if (meet(group, rank, "all_reduce")) {
+    if (pg_group_meet(group, rank, "all_reduce")) {
         return group->fault;
     }
     // No third meeting: the next sum begins only when all ranks have met again, this one copied.
@@ -329,28 +329,28 @@ static int reduce_on_host(pg_group * group, int rank, ggml_backend_t backend, st
 
 // Rank parts lie behind each other in the result's outermost dimension.
 static int gather_on_host(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * part, struct ggml_tensor * whole) {
-    if (publish(group, rank, backend, part) || meet(group, rank, "all_gather")) {
+    if (publish(group, rank, backend, part) || pg_group_meet(group, rank, "all_gather")) {
         return group->fault;
     }
     const size_t size = ggml_nbytes(part);
     for (int r = 0; r < group->n_ranks; r++) {
         ggml_backend_tensor_set(whole, group->slots[r], r * size, size);
     }
-    return meet(group, rank, "all_gather");
+    return pg_group_meet(group, rank, "all_gather");
 }
 
 static int broadcast_on_host(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int root) {
     if (rank == root ? publish(group, rank, backend, tensor) : PG_OK) {
         return group->fault;
     }
-    if (meet(group, rank, "broadcast")) {
+    if (pg_group_meet(group, rank, "broadcast")) {
         return group->fault;
     }
     if (rank != root) {
         ggml_backend_synchronize(backend);
         ggml_backend_tensor_set(tensor, group->slots[root], 0, ggml_nbytes(tensor));
     }
-    return meet(group, rank, "broadcast");
+    return pg_group_meet(group, rank, "broadcast");
 }
 
 static int send_mail(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int to) {
@@ -401,6 +401,22 @@ static int take_mail(pg_group * group, int rank, ggml_backend_t backend, struct 
     return PG_OK;
 }
 
+// NULL for host memory.
+static const pg_transport * transport_for(const pg_group * group, const struct ggml_tensor * tensor) {
+    const int64_t n = ggml_nelements(tensor);
+    for (int i = group->n_transports - 1; i >= 0; i--) {
+        if (n >= group->min_elements[i] && n <= group->max_elements[i]) {
+            return &group->transports[i];
+        }
+    }
+    return NULL;
+}
+
+bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor) {
+    const pg_transport * transport = op == PG_ALL_REDUCE ? transport_for(group, tensor) : NULL;
+    return transport && transport->can_capture;
+}
+
 int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op op, struct ggml_tensor * tensor,
                   struct ggml_tensor * other, int peer) {
     if (group->fault) {
@@ -409,16 +425,15 @@ int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op
     switch (op) {
         case PG_ALL_REDUCE: {
             group->n_reduces[rank]++;
-            for (int i = group->n_transports - 1; i >= 0; i--) {
-                if (ggml_nelements(tensor) >= group->min_elements[i] && ggml_nelements(tensor) <= group->max_elements[i]) {
-                    const int fault = group->transports[i].all_reduce(group->transports[i].self, rank, backend, tensor);
-                    if (fault) {
-                        pg_group_fail(group, fault, rank, group->transports[i].name);
-                    }
-                    return group->fault;
-                }
+            const pg_transport * transport = transport_for(group, tensor);
+            if (!transport) {
+                return reduce_on_host(group, rank, backend, tensor);
             }
-            return reduce_on_host(group, rank, backend, tensor);
+            const int fault = transport->all_reduce(transport->self, rank, backend, tensor);
+            if (fault) {
+                pg_group_fail(group, fault, rank, transport->name);
+            }
+            return group->fault;
         }
         case PG_ALL_GATHER: return gather_on_host(group, rank, backend, tensor, other);
         case PG_BROADCAST:  return broadcast_on_host(group, rank, backend, tensor, peer);
@@ -440,6 +455,10 @@ int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend) {
         }
     }
     return group->fault;
+}
+
+void pg_group_count_reduces(pg_group * group, int rank, int64_t n) {
+    group->n_reduces[rank] += n;
 }
 
 int64_t pg_group_n_reduces(const pg_group * group, int rank) {

@@ -27,6 +27,7 @@ typedef struct {
     int (*poll)(void * self, int rank, ggml_backend_t backend, double deadline_s);
     void (*abort)(void * self);
     void (*free)(void * self);
+    bool can_capture;  // all_reduce only launches, so that a stream that is recorded takes it
 } pg_transport;
 
 pg_group * pg_group_new(int n_ranks, double deadline_s);
@@ -50,6 +51,15 @@ int pg_group_fault(const pg_group * group, int * rank, char * text, size_t size)
 int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op op, struct ggml_tensor * tensor,
                   struct ggml_tensor * other, int peer);
 int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend);
+
+// Whether a step only launches work on the rank's own device.
+bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor);
+
+// Waits until all ranks are here; PG_OK or a fault.
+int pg_group_meet(pg_group * group, int rank, const char * what);
+
+// Counts sums that were launched, or taken back, without a call of pg_group_step.
+void pg_group_count_reduces(pg_group * group, int rank, int64_t n);
 
 // Counts since the start, for tests and reports.
 int64_t pg_group_n_reduces(const pg_group * group, int rank);

@@ -9,11 +9,13 @@
 #include "plan.h"
 
 #include "interrupt.h"
+#include "replay.h"
 #include "support.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +38,7 @@ struct pg_plan {
     int n_steps;
     pg_group * group;
     int rank;
+    pg_replay * replay;                  // NULL: every run launches node by node
 };
 
 void pg_set_n_threads(ggml_backend_t backend, int n_threads) {
@@ -188,6 +191,7 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 
 void pg_plan_free(pg_plan * plan) {
     if (plan) {
+        pg_replay_free(plan->replay);
         ggml_free(plan->dep_ctx);
         free(plan->deps);
         free(plan->segments);
@@ -244,6 +248,111 @@ int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value) {
     return -1;
 }
 
+static int take_step(pg_plan * plan, int i) {
+    const pg_step * s = &plan->steps[i];
+    const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
+    return fault ? 100 + fault : GGML_STATUS_SUCCESS;
+}
+
+// The segments `first` to `last` and the steps between them.
+static int walk(pg_plan * plan, int first, int last) {
+    for (int i = first; i <= last; i++) {
+        int status = compute(plan, &plan->segments[i]);
+        if (status == GGML_STATUS_SUCCESS && i < last) {
+            status = take_step(plan, i);
+        }
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// The last segment of the stretch that begins with segment `first`: what follows it needs the host.
+static int end_of_stretch(const pg_plan * plan, int first) {
+    int last = first;
+    while (last < plan->n_steps &&
+           pg_group_can_capture(plan->group, (enum pg_op) plan->steps[last].op, plan->steps[last].tensor)) {
+        last++;
+    }
+    return last;
+}
+
+static bool has_nodes(const pg_plan * plan, int first, int last) {
+    for (int i = first; i <= last; i++) {
+        if (plan->segments[i].n_nodes > 0) {
+            return true;
+        }
+    }
+    return first < last;
+}
+
+// Recording runs nothing, so its sums are not to be counted. Ranks meet before any of them launches what it has
+// recorded: making a graph can wait for a card, and a card may wait for a rank that has not come.
+static int record(pg_plan * plan) {
+    const int64_t n_reduces = plan->group ? pg_group_n_reduces(plan->group, plan->rank) : 0;
+    for (int first = 0, last; first <= plan->n_steps; first = last + 1) {
+        last = end_of_stretch(plan, first);
+        if (has_nodes(plan, first, last) && !pg_replay_record(plan->replay, walk, plan, first, last)) {
+            break;
+        }
+    }
+    if (!plan->group) {
+        return GGML_STATUS_SUCCESS;
+    }
+    pg_group_count_reduces(plan->group, plan->rank, n_reduces - pg_group_n_reduces(plan->group, plan->rank));
+    const int fault = pg_group_meet(plan->group, plan->rank, "recording");
+    return fault ? 100 + fault : GGML_STATUS_SUCCESS;
+}
+
+static int replay_steps(pg_plan * plan) {
+    int stretch = 0;
+    for (int first = 0, last; first <= plan->n_steps; first = last + 1) {
+        last = end_of_stretch(plan, first);
+        int status = has_nodes(plan, first, last) ? pg_replay_launch(plan->replay, stretch++) : GGML_STATUS_SUCCESS;
+        if (plan->group) {
+            pg_group_count_reduces(plan->group, plan->rank, last - first);
+        }
+        if (status == GGML_STATUS_SUCCESS && last < plan->n_steps) {
+            status = take_step(plan, last);
+        }
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static int run_steps(pg_plan * plan) {
+    const char * why;
+    if (plan->replay && pg_replay_is_due(plan->replay)) {
+        const int status = record(plan);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    return pg_replay_state_of(plan->replay, &why) == PG_REPLAY_RECORDED ? replay_steps(plan) : walk(plan, 0, plan->n_steps);
+}
+
+bool pg_plan_replay(pg_plan * plan, const void * api) {
+    plan->replay = pg_replay_new(api, plan->backend);
+    if (!plan->replay) {
+        return false;
+    }
+    char why[200];
+    if (!((const pgc_api *) api)->can_capture(plan->backend, plan->graph, why, sizeof(why))) {
+        pg_replay_refuse(plan->replay, why);
+    }
+    return true;
+}
+
+enum pg_replay_state pg_plan_replay_state(const pg_plan * plan, char * why, size_t why_size) {
+    const char * text;
+    const enum pg_replay_state state = pg_replay_state_of(plan->replay, &text);
+    snprintf(why, why_size, "%s", text);
+    return state;
+}
+
 int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     int64_t value;
     if (pg_first_bad_row(inputs, n_inputs, &value) >= 0) {
@@ -252,23 +361,7 @@ int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     for (int i = 0; i < n_inputs; i++) {
         ggml_backend_tensor_set_async(plan->backend, inputs[i].tensor, inputs[i].data, inputs[i].offset, inputs[i].size);
     }
-    if (plan->n_steps == 0) {
-        return compute(plan, plan->graph);
-    }
-    for (int i = 0; i <= plan->n_steps; i++) {
-        const enum ggml_status status = compute(plan, &plan->segments[i]);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-        if (i < plan->n_steps) {
-            const pg_step * s = &plan->steps[i];
-            const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
-            if (fault) {
-                return 100 + fault;
-            }
-        }
-    }
-    return GGML_STATUS_SUCCESS;
+    return run_steps(plan);
 }
 
 int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {

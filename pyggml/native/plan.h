@@ -22,6 +22,9 @@ typedef struct {
     int64_t n_rows;
 } pg_transfer;
 
+// What becomes of a plan's recording: not wanted, not yet (it is made in the second run), made, or impossible here.
+enum pg_replay_state { PG_REPLAY_OFF = 0, PG_REPLAY_WAITING = 1, PG_REPLAY_RECORDED = 2, PG_REPLAY_REFUSED = 3 };
+
 // What the functions below return beside ggml's own states.
 #define PG_STATUS_BAD_ROW 2
 
@@ -58,6 +61,11 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 
 // Makes the plan one rank's of a group; only then may it have steps that are collectives.
 void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
+
+// Has the plan recorded in its second run and replayed from then on; `api` is the CUDA module's table (pgc_api).
+// In a group either all ranks' plans are recorded or none. False without host memory.
+bool pg_plan_replay(pg_plan * plan, const void * api);
+enum pg_replay_state pg_plan_replay_state(const pg_plan * plan, char * why, size_t why_size);
 
 // Sizes the allocator for this plan without placing its tensors.
 bool pg_plan_reserve(pg_plan * plan, ggml_gallocr_t galloc);

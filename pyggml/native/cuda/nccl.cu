@@ -215,6 +215,7 @@ std::unique_ptr<nccl_transport> make(const char * library, const char * name, in
     nccl->face.name = nccl->name.text;
     nccl->face.self = nccl.get();
     nccl->face.all_reduce = all_reduce;
+    nccl->face.can_capture = true;
     nccl->face.poll = poll;
     nccl->face.abort = [](void * self) { static_cast<nccl_transport *>(self)->abort(); };
     nccl->face.free = [](void * self) {

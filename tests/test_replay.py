@@ -1,0 +1,147 @@
+"""A plan's launches are recorded in its second run and replayed from then on; shown with a stand-in for CUDA's recording.
+
+The stand-in runs what is recorded at once and does nothing on a launch, so results show whether a run was walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml import cuda_module
+from pyggml._ffi import ffi, lib
+
+
+class Recorder:
+    """A table of functions as the CUDA module has it, with counts of what was called."""
+
+    def __init__(self, *, refusal: str = "", fails_to_end: bool = False) -> None:
+        self.calls: list[str] = []
+        self.refusal, self.fails_to_end = refusal, fails_to_end
+        self.api = ffi.new("pgc_api *")
+        self._kept = [
+            self._set("can_capture", "bool(ggml_backend_t, const struct ggml_cgraph *, char *, size_t)"),
+            self._set("capture_begin", "bool(ggml_backend_t, char *, size_t)"),
+            self._set("capture_end", "pgc_graph *(ggml_backend_t, char *, size_t)"),
+            self._set("graph_launch", "bool(pgc_graph *, char *, size_t)"),
+            self._set("graph_free", "void(pgc_graph *)"),
+        ]
+
+    def _set(self, name: str, signature: str) -> Any:
+        callback = ffi.callback(signature, getattr(self, name))
+        setattr(self.api, name, callback)
+        return callback
+
+    def can_capture(self, backend: Any, graph: Any, why: Any, size: int) -> bool:
+        ffi.memmove(why, self.refusal.encode() + b"\0", len(self.refusal) + 1)
+        return not self.refusal
+
+    def capture_begin(self, backend: Any, why: Any, size: int) -> bool:
+        self.calls.append("begin")
+        return True
+
+    def capture_end(self, backend: Any, why: Any, size: int) -> Any:
+        self.calls.append("end")
+        ffi.memmove(why, b"no room\0", 8)
+        return ffi.NULL if self.fails_to_end else ffi.cast("pgc_graph *", 1)
+
+    def graph_launch(self, graph: Any, why: Any, size: int) -> bool:
+        self.calls.append("launch")
+        return True
+
+    def graph_free(self, graph: Any) -> None:
+        if graph != ffi.NULL:
+            self.calls.append("free")
+
+
+@pytest.fixture
+def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    made = Recorder(**getattr(request, "param", {}))
+
+    def record(layout: Any, backend: gg.Backend) -> None:
+        assert lib.pg_plan_replay(layout._plan, made.api)
+
+    monkeypatch.setattr("pyggml.layout.Layout.record", record)
+    yield made
+
+
+def double(backend: gg.Backend) -> gg.Graph:
+    """A graph that may be computed twice from the same inputs, as the stand-in does: nothing happens in place."""
+    graph = gg.Graph(backend)
+    x = graph.input("x", (1, 4))
+    graph.output("y", x @ graph.weight(2 * np.eye(4, dtype=np.float32)))
+    return graph
+
+
+def ran(graph: gg.Graph, value: float) -> bool:
+    """Whether a run with this value was computed."""
+    return bool(graph.run(x=np.full((1, 4), value, np.float32))["y"][0, 0] == 2 * value)
+
+
+def test_the_second_run_is_recorded_and_later_ones_are_replayed(recorder: Recorder) -> None:
+    with gg.Backend("cpu") as backend:
+        graph = double(backend)
+        assert ran(graph, 1.0) and recorder.calls == []
+        assert graph.replay == ("waiting", "")
+        assert ran(graph, 2.0) and recorder.calls == ["begin", "end", "launch"]
+        assert graph.replay == ("recorded", "")
+        assert not ran(graph, 3.0), "a replay walks no nodes"
+        assert recorder.calls[3:] == ["launch"]
+        graph.close()
+    assert recorder.calls[4:] == ["free"]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "why"),
+    [({"refusal": "experts wait"}, "experts wait"), ({"fails_to_end": True}, "no room")],
+    indirect=["recorder"],
+)
+def test_what_cannot_be_recorded_is_walked_and_says_why(recorder: Recorder, why: str) -> None:
+    with gg.Backend("cpu") as backend, double(backend) as graph:
+        assert all(ran(graph, value) for value in (1.0, 2.0, 3.0, 4.0))
+        assert graph.replay == ("refused", why)
+        assert "launch" not in recorder.calls
+
+
+def test_stretches_end_where_a_sum_goes_through_the_host(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyggml.group.all", lambda _: True, raising=False)
+
+    def build(graph: gg.RankGraph, rank: int) -> None:
+        x = graph.input("x", (4,))
+        graph.output("y", graph.all_reduce(graph.all_reduce(x * 2.0) + 1.0))
+
+    with gg.Group(["cpu", "cpu"]) as group, group.compile(build) as graphs:
+        for run in range(3):
+            x = np.full(4, float(run), np.float32)
+            y = graphs.run(x=x)["y"]
+            if run == 0:
+                np.testing.assert_array_equal(y, 2 * (4 * x + 1))
+        assert recorder.calls.count("begin") == 2 * 2, "two stretches on each of two ranks; nothing follows the last sum"
+        assert recorder.calls.count("launch") == 2 * 2 * 2
+        assert group.n_reduces() == 3 * 2
+        assert {graph.replay for graph in graphs.graphs} == {("recorded", "")}
+
+
+def test_a_graph_may_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyggml.layout.Layout.record", lambda *_: pytest.fail("asked to record"))
+    with gg.Backend("cpu") as backend, gg.Graph(backend, replay=False) as graph:
+        graph.output("y", graph.input("x", (4,)) * 2.0)
+        assert graph.run(x=np.ones(4, np.float32))["y"][0] == 2.0
+        assert graph.replay == ("off", "")
+
+
+@pytest.mark.parametrize(("said", "on"), [("0", False), ("off", False), ("1", True), ("", True), (None, True)])
+def test_the_environment_switches_recording_off(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, on: bool
+) -> None:
+    if said is None:
+        monkeypatch.delenv("PYGGML_CUDA_GRAPHS", raising=False)
+    else:
+        monkeypatch.setenv("PYGGML_CUDA_GRAPHS", said)
+    assert cuda_module.are_graphs_on() is on
