@@ -1,4 +1,4 @@
-"""A plan's launches are recorded in its second run and replayed from then on; shown with a stand-in for CUDA's recording.
+"""A plan's launches are recorded in its second run and replayed from then on; a stand-in takes CUDA's place.
 
 The stand-in runs what is recorded at once and does nothing on a launch, so results show whether a run was walked.
 """
@@ -122,7 +122,7 @@ def test_stretches_end_where_a_sum_goes_through_the_host(
             y = graphs.run(x=x)["y"]
             if run == 0:
                 np.testing.assert_array_equal(y, 2 * (4 * x + 1))
-        assert recorder.calls.count("begin") == 2 * 2, "two stretches on each of two ranks; nothing follows the last sum"
+        assert recorder.calls.count("begin") == 2 * 2, "two stretches a rank: nothing follows the last sum"
         assert recorder.calls.count("launch") == 2 * 2 * 2
         assert group.n_reduces() == 3 * 2
         assert {graph.replay for graph in graphs.graphs} == {("recorded", "")}
