@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,20 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bandwidth import read_bandwidth
+from peer import reference_bin
 
 from pyggml import default_threads
 from pyggml.engine import Model
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def reference_bin() -> Path:
-    """The folder of llama.cpp's programs."""
-    told = os.environ.get("PYGGML_TEST_REFERENCE")
-    if told:
-        return Path(told)
-    command = [sys.executable, str(ROOT / "build_ggml.py"), "--print", "reference"]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
 def theirs(path: Path, args: argparse.Namespace) -> dict[str, float]:

@@ -1,0 +1,91 @@
+"""llama.cpp's own measuring programs as the peer: each call loads the model once and tells speeds as they come.
+
+Source of the work: llama-bench (-p: an empty cache takes a prompt; -n: an empty cache takes so many tokens one by
+one) and llama-batched-bench (so many prompts, then so many tokens of each, all sequences in every step).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class PeerError(Exception):
+    """A program of llama.cpp failed; the message has its last words."""
+
+
+def reference_bin() -> Path:
+    """The folder of llama.cpp's programs: PYGGML_BENCH_REFERENCE, PYGGML_TEST_REFERENCE, else build_ggml's."""
+    for name in ("PYGGML_BENCH_REFERENCE", "PYGGML_TEST_REFERENCE"):
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    command = [sys.executable, str(ROOT / "build_ggml.py"), "--print", "reference"]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def speeds(
+    path: str, flags: Sequence[str], env: Mapping[str, str], prompts: Sequence[int], n_gen: int, n_runs: int
+) -> Iterator[tuple[str, int, list[float]]]:
+    """llama-bench with flash attention: (`prefill` or `decode`, size, tokens a second of each run, the first cold)."""
+    command = ["llama-bench", "-m", path, "-fa", "1", "-r", str(n_runs), "--no-warmup", "-o", "jsonl", *flags]
+    command += ["-p", ",".join(map(str, prompts)) or "0", "-n", str(n_gen)]
+    for line in _lines(command, env):
+        kind = "prefill" if line["n_prompt"] else "decode"
+        yield kind, line["n_prompt"] or line["n_gen"], [float(s) for s in line["samples_ts"]]
+
+
+def parallel_speeds(
+    path: str,
+    flags: Sequence[str],
+    env: Mapping[str, str],
+    n_prompt: int,
+    n_gen: int,
+    counts: Sequence[int],
+    n_runs: int,
+) -> Iterator[tuple[int, list[float]]]:
+    """llama-batched-bench: (sequences, generated tokens a second of all together in each run, the first one cold)."""
+    command = ["llama-batched-bench", "-m", path, "-fa", "on", "--output-format", "jsonl", *flags]
+    command += ["-npp", str(n_prompt), "-ntg", str(n_gen), "-c", str(max(counts) * (n_prompt + n_gen))]
+    # It may lose the last line that it prints when it ends, so one more run comes after those that are wanted.
+    command += ["-npl", ",".join(str(n) for n in (*(n for n in counts for _ in range(n_runs)), min(counts)))]
+    found: list[float] = []
+    for line in _lines(command, env):
+        found.append(float(line["speed_tg"]))
+        if len(found) == n_runs:
+            yield int(line["pl"]), found
+            found = []
+
+
+def _lines(command: list[str], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a program as it prints them."""
+    program = str(reference_bin() / command[0])
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **env},
+        )
+        assert process.stdout is not None, "it is a pipe"
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        if status:
+            errors.seek(0)
+            words = " | ".join(errors.read().split("\n")[-6:]).strip(" |")
+            raise PeerError(f"{command[0]} ended with {status}: {words[-600:]}")
