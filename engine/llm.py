@@ -23,6 +23,7 @@ from .chat_template import ChatTemplate
 from .detokenizer import Detokenizer
 from .engine import Engine
 from .errors import EngineError, PromptTooLong, RequestError, TemplateError
+from .grammar_compiler import GrammarCompiler
 from .load_options import LoadOptions
 from .loading import LoadedModel
 from .model import Model
@@ -98,6 +99,7 @@ class LLM:
             self._free()
             raise
         self.n_ctx = self._loaded.n_ctx
+        self._grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
         self._scheduler = Scheduler(
             n_slots=parallel, max_chunk=self._runner.max_prefill, reuse_prefix=prefix_cache
         )
@@ -231,7 +233,14 @@ class LLM:
         return Request(
             prompt_ids=ids,
             params=params,
-            sampler=Sampler(params, n_vocab=n_vocab, prompt_ids=ids, index=index, banned=banned),
+            sampler=Sampler(
+                params,
+                n_vocab=n_vocab,
+                prompt_ids=ids,
+                index=index,
+                banned=banned,
+                constraint=self._grammars.constraint(params),
+            ),
             text=TextStream(Detokenizer(tokenizer), params.stop),
             emit=stream.emit,
             max_new=room if params.max_tokens is None else min(room, params.max_tokens),

@@ -140,10 +140,18 @@ class Request:
         text = self.text.push(sampled.id)
         if self.text.stopped:
             self.finish(FinishReason.STOP, text, (sampled.id,), logprobs)
+        elif self.params.ignore_eos and self.is_complete:
+            self.finish(FinishReason.STOP, text, (sampled.id,), logprobs)
         elif len(self.output_ids) >= self.max_new:
             self.finish(FinishReason.LENGTH, text, (sampled.id,), logprobs)
         else:
             self.emit(Delta(text, (sampled.id,), logprobs, index=self.index))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer's grammar allows nothing more."""
+        constraint = self.sampler.constraint
+        return constraint is not None and constraint.is_exhausted
 
     def finish(
         self,

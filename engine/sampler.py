@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pyggml import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
 
+from .constraint import Constraint
 from .errors import GenerationError, RequestError
 from .sampling_params import SamplingParams
 from .token_counts import TokenCounts
@@ -49,7 +50,8 @@ class Sampler:
     """The random numbers, penalties and filters of one sequence.
 
     index tells apart the choices of one request (n > 1); prompt_ids feed the repeat penalty; banned ids are never
-    chosen (say, end tokens under ignore_eos). Not thread-safe. Raises: RequestError for a bias outside the vocabulary.
+    chosen (say, end tokens under ignore_eos); `constraint` says which tokens its grammar allows. Not thread-safe.
+    Raises: RequestError for a bias outside the vocabulary.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Sampler:
         prompt_ids: Sequence[int] = (),
         index: int = 0,
         banned: Collection[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
         self.seed = secrets.randbits(63) if params.seed is None or params.seed == -1 else params.seed & _MASK_64
         self._random = np.random.Generator(np.random.Philox(key=np.array([self.seed, index], np.uint64)))
         self._n_vocab = n_vocab
@@ -117,7 +121,12 @@ class Sampler:
                 row[self._answer.ids] -= params.frequency_penalty * self._answer.counts + params.presence_penalty
 
     def accept(self, token: int) -> None:
-        """Take a token into the history that penalties look at."""
+        """Take a token into the history that penalties look at, and on in the grammar.
+
+        Raises: GenerationError for a token that the grammar does not allow.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token)
         if self._has_penalty:
             self._answer.add(token)
         if self._has_repeat_penalty:
@@ -173,21 +182,20 @@ class Sampler:
             self._recent.remove(self._window.popleft())
 
 
-def sample(
-    logits: npt.NDArray[np.float32],
-    samplers: Sequence[Sampler],
-    *,
-    allowed: Sequence[npt.NDArray[np.int32] | None] | None = None,
-) -> list[Sampled]:
+def sample(logits: npt.NDArray[np.float32], samplers: Sequence[Sampler]) -> list[Sampled]:
     """Choose one token for each row and take it into its sampler's history; rows are edited in place.
 
-    allowed[r], if there is one, has bit i (32 to a word, lowest first) set where row r may take token i.
     A row that cannot be used gives a Sampled with an error; the others are not concerned.
     Shapes: logits [n_rows, n_vocab], samplers n_rows.
     """
     untouched: dict[int, tuple[FloatRow, Candidates]] = {}
+    failed: dict[int, GenerationError] = {}
     for r, sampler in enumerate(samplers):
-        mask = None if allowed is None else allowed[r]
+        try:
+            mask = None if sampler.constraint is None else sampler.constraint.mask()
+        except GenerationError as error:
+            failed[r] = error
+            continue
         n_logprobs = sampler.params.logprobs
         has_edits = sampler.has_edits or mask is not None
         if n_logprobs is not None and (has_edits or sampler.scale not in (0.0, 1.0)):
@@ -205,7 +213,10 @@ def sample(
             scales[r] = 1.0
     best = top_candidates(logits, wanted, scale=scales)
     return [
-        _sampled(logits, r, sampler, best, *untouched.get(r, (logits[r], None))) for r, sampler in enumerate(samplers)
+        Sampled(-1, error=failed[r])
+        if r in failed
+        else _sampled(logits, r, sampler, best, *untouched.get(r, (logits[r], None)))
+        for r, sampler in enumerate(samplers)
     ]
 
 
@@ -223,7 +234,10 @@ def _sampled(
         every = top_candidates(logits[r : r + 1], [0])
         token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
         assert token is not None
-    sampler.accept(token)
+    try:
+        sampler.accept(token)
+    except GenerationError as error:
+        return Sampled(-1, error=error)
     if sampler.params.logprobs is None:
         return Sampled(token)
     at, own = (r, best) if own is None else (0, own)

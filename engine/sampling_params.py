@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+from .constraint import Trigger
 from .errors import RequestError, UnsupportedValue
+from .grammar import schema_text
 
 MAX_LOGPROBS = 20
 
@@ -34,6 +36,8 @@ class SamplingParams:
     one token. repeat_penalty looks at the last repeat_last_n tokens of prompt and answer (0: none, -1: all);
     presence and frequency penalties count the answer only. seed None or -1 draws a fresh seed.
     logprobs is the number of most likely tokens reported with each token, 0 for the token's own only.
+    At most one of json_schema (an object, or its JSON text), json_object, regex and grammar (llama.cpp's GBNF or
+    llguidance's language) says what the answer's text must be; with `trigger` only from a place on.
     Raises: RequestError for a value that cannot be used.
     """
 
@@ -51,6 +55,11 @@ class SamplingParams:
     max_tokens: int | None = None
     logprobs: int | None = None
     ignore_eos: bool = False
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    trigger: Trigger | None = None
 
     def __post_init__(self) -> None:
         self._check_number("temperature", 0, 2)
@@ -67,8 +76,10 @@ class SamplingParams:
             self._check_integer("max_tokens", 0, 2**63 - 1)
         if self.logprobs is not None:
             self._check_integer("logprobs", 0, MAX_LOGPROBS)
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos is {self.ignore_eos!r}; true or false is needed")
+        for name in ("ignore_eos", "json_object"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {_shown(getattr(self, name))}; true or false is needed")
+        self._check_form()
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
@@ -89,6 +100,21 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken without a draw."""
         return self.temperature < 1e-9
+
+    def _check_form(self) -> None:
+        """What is asked of the text; json_schema is JSON text from here on."""
+        names = ("json_schema", "regex", "grammar")
+        given = [name for name in names if getattr(self, name) is not None] + ["json_object"] * self.json_object
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)} are given; an answer can follow one of them only")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise RequestError(f"{name} is {_shown(value)}; a text that is not empty is needed")
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        if self.trigger is not None and (not given or not isinstance(self.trigger, Trigger)):
+            raise RequestError("trigger needs a grammar, regex or schema that it begins")
 
     def _check_number(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -28,9 +28,24 @@ def _sampler(n_vocab: int, *, index: int = 0, prompt_ids: Sequence[int] = (), **
     return Sampler(SamplingParams(**params), n_vocab=n_vocab, index=index, prompt_ids=prompt_ids)  # type: ignore[arg-type]
 
 
+class Allowed:
+    """A constraint that always allows the same tokens."""
+
+    def __init__(self, mask: npt.NDArray[np.int32] | None) -> None:
+        self._mask = mask
+
+    def mask(self) -> npt.NDArray[np.int32] | None:
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        pass
+
+
 def _one(row: Sequence[float] | FloatRow, allowed: npt.NDArray[np.int32] | None = None, **params: object) -> Sampled:
     logits = np.array([row], np.float32)
-    return sample(logits, [_sampler(logits.shape[1], **params)], allowed=[allowed])[0]
+    sampler = _sampler(logits.shape[1], **params)
+    sampler.constraint = Allowed(allowed)  # type: ignore[assignment]
+    return sample(logits, [sampler])[0]
 
 
 def _flat_runs(n_tokens: int, *requests: dict[str, object], n_vocab: int = 16) -> list[list[int]]:
@@ -313,6 +328,7 @@ def test_a_broken_row_fails_its_own_sequence_only(value, params) -> None:
     logits = np.ones((3, 40), np.float32)
     logits[1, 1] = value
     samplers = [_sampler(40, seed=1), _sampler(40, **params), _sampler(40, seed=1)]
-    first, broken, last = sample(logits, samplers, allowed=[None, np.full(2, 1, np.int32), None])
+    samplers[1].constraint = Allowed(np.full(2, 1, np.int32))  # type: ignore[assignment]
+    first, broken, last = sample(logits, samplers)
     assert isinstance(broken.error, GenerationError) and broken.id == -1
     assert first.error is None and first.id == last.id >= 0
