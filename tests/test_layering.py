@@ -22,7 +22,7 @@ PUBLIC = {"pyggml": set(pyggml.__all__), "pyggml.engine": set(pyggml.engine.__al
 MAY_IMPORT = {
     "pyggml": {"cffi", "numpy"},
     "engine": {"pyggml", "numpy", "tokenizers", "jinja2", "llguidance", "markupsafe", "tqdm"},  # markupsafe is jinja2's
-    "server": {"pyggml.engine", "aiohttp", "msgspec", "prometheus_client", "llguidance", "numpy"},
+    "server": {"pyggml.engine", "aiohttp", "msgspec", "prometheus_client", "redis", "numpy"},
 }
 # Commands of the command line start what comes later in the order; they import it only when they run.
 STARTS_LATER = {Path("engine/cli")}

@@ -11,6 +11,7 @@ import pytest
 
 import pyggml
 import pyggml.engine
+import pyggml.server
 
 BINDING = """
 Allocator AllocationError Backend Buffer BuildError Candidates ClosedError ComputeError DType Device DeviceError GGUF
@@ -27,7 +28,13 @@ PlanError PromptTooLong RequestError SamplingParams Stats Stream TemplateError T
 UnsupportedTokenizer UnsupportedValue
 """.split()
 
-PACKAGES = {"pyggml": (pyggml, BINDING), "pyggml.engine": (pyggml.engine, ENGINE)}
+SERVER = ["ServerOptions", "StartError", "serve"]
+
+PACKAGES = {
+    "pyggml": (pyggml, BINDING),
+    "pyggml.engine": (pyggml.engine, ENGINE),
+    "pyggml.server": (pyggml.server, SERVER),
+}
 
 
 @pytest.mark.parametrize("name", PACKAGES)

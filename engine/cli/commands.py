@@ -35,6 +35,7 @@ COMMANDS = {
         "answer one prompt (given, or piped in), or chat where there is none",
         f"{_HERE}.run:run",
     ),
+    "serve": Command("MODEL", "answer over HTTP, as OpenAI's API does", f"{_HERE}.serve:serve"),
     "bench": Command(
         "MODEL", "measure prefill and decode speed, for one sequence and for several", f"{_HERE}.bench:bench"
     ),

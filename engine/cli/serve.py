@@ -1,0 +1,65 @@
+"""`pyggml serve`: settles the options and hands them to the server, which is a package of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigError
+from .loading import placing, read_text, warn_of_unused_gpus
+from .sampling import chosen_sampling
+from .settings import Settings
+from .terminal import one_line, say
+
+WITHOUT_SERVER = "the server's libraries are missing ({}); install them with: pip install 'pyggml[server]'"
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal comes."""
+    try:
+        from pyggml.server import ServerOptions, StartError
+        from pyggml.server import serve as serve_model
+    except ModuleNotFoundError as error:
+        raise ConfigError(WITHOUT_SERVER.format(error.name)) from error
+    sampling = chosen_sampling(settings)
+    max_tokens = sampling.pop("max_tokens", None)
+    llm_options = placing(settings) | {
+        "ctx": settings["ctx"],
+        "parallel": settings["parallel"],
+        "transport": settings["transport"],
+        "cuda_graphs": settings["cuda-graphs"],
+        "prefix_cache": settings["prefix-cache"],
+        "chat_template": read_text(settings, "chat-template") if settings.is_given("chat-template") else None,
+    }
+    warn_of_unused_gpus(settings)
+    options = ServerOptions(sampling=sampling, max_tokens=max_tokens, **_server_options(settings))
+    try:
+        serve_model(settings["model"], llm_options, options)
+    except StartError as error:
+        say(f"pyggml serve: {one_line(str(error))}")
+        return error.status
+    return 0
+
+
+def _server_options(settings: Settings) -> dict[str, Any]:
+    """What ServerOptions has by the names of the command line."""
+    same = (
+        "host", "port", "any-model", "api-key-file", "tls-cert", "tls-key", "max-queued", "on-fault", "redis-url",
+        "log-format", "log-prompts", "webui",
+    )  # fmt: skip
+    seconds = ("idle-timeout", "read-timeout", "write-timeout", "grace")
+    for name in seconds:
+        if not settings[name] > 0:
+            raise ConfigError(f"{settings.source(name)} is {settings[name]:g}; a number of seconds above 0 is needed")
+    return {
+        **{name.replace("-", "_"): settings[name] for name in same},
+        **{f"{name.replace('-', '_')}_s": settings[name] for name in seconds},
+        "aliases": _words(settings, "alias"),
+        "cors": _words(settings, "cors"),
+        "api_keys": tuple(settings["api-key"]),
+        "max_body_bytes": settings["max-body"] * 2**20,
+    }
+
+
+def _words(settings: Settings, name: str) -> tuple[str, ...]:
+    """The parts of a value with commas."""
+    return tuple(word.strip() for word in (settings[name] or "").split(",") if word.strip())

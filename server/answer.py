@@ -1,0 +1,93 @@
+"""An answer as the front receives it: pieces of one request, in the order they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from .errors import ApiError, BadRequest, ServerFault, Unavailable
+from .messages import Failed, Piece
+
+
+def error_of(failed: Failed) -> ApiError:
+    """What a client is told of a request that the engine ended."""
+    if failed.kind == "too_long":
+        return BadRequest(failed.message, param="messages", code="context_length_exceeded")
+    if failed.kind in ("request", "template", "unsupported"):
+        return BadRequest(failed.message)
+    if failed.kind == "engine":
+        return Unavailable(failed.message, code="engine_unavailable")
+    return ServerFault(failed.message, code="generation_failed")
+
+
+class Answer:
+    """The pieces of a request; ends with the last piece of each of its `n` indices, or raises ApiError."""
+
+    def __init__(self, id: int, n: int, leave: Callable[[Answer], None]) -> None:
+        self.id = id
+        self.n_prompt: list[int] = []
+        self._n_open = n
+        self._leave = leave
+        self._arrived: deque[Piece] = deque()
+        self._error: ApiError | None = None
+        self._is_accepted = False
+        self._wake = asyncio.Event()
+        self.watch: Callable[[Piece], None] = lambda piece: None
+
+    def accept(self, n_prompt: list[int]) -> None:
+        """The engine has taken the request."""
+        self.n_prompt, self._is_accepted = n_prompt, True
+        self._wake.set()
+
+    def add(self, piece: Piece) -> None:
+        """A piece has come."""
+        self.watch(piece)
+        self._arrived.append(piece)
+        self._wake.set()
+
+    def fail(self, error: ApiError) -> None:
+        """The request has ended with an error."""
+        self._error = error
+        self._wake.set()
+
+    async def accepted(self) -> list[int]:
+        """Wait until the engine has checked the request; the number of tokens of each prompt."""
+        while not self._is_accepted and self._error is None:
+            await self._next_event()
+        if self._error is not None and not self._arrived:
+            raise self._error
+        return self.n_prompt
+
+    async def _next_event(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            if not self._n_open:
+                raise StopAsyncIteration
+            await self._next_event()
+        piece = self._arrived.popleft()
+        self._n_open -= piece.finish_reason is not None
+        return piece
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was received."""
+        return self._error is not None or not self._n_open
+
+    def close(self) -> None:
+        """Receive nothing more; what still runs is cancelled. Closing twice is allowed."""
+        self._leave(self)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,33 @@
+"""The aiohttp application: every request passes the same gate, then goes to its route's handler."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from .cross_origin import CrossOrigin
+from .front import Front
+from .gate import Gate
+from .routes import ROUTES, Route
+
+
+def make_app(front: Front) -> web.Application:
+    """The application of a server."""
+    gate = Gate(front, CrossOrigin(front.options.cors))
+    app = web.Application(middlewares=[gate.handle], client_max_size=front.options.max_body_bytes)
+    app.on_response_prepare.append(gate.mark)
+    for route in ROUTES:
+        for path in (route.path, *route.aliases):
+            resource = app.router.add_resource(path)
+            resource.add_route(route.method, _bound(front, route))
+            if route.is_public:
+                gate.public_paths.add(path)
+    return app
+
+
+def _bound(front: Front, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await route.handler(front, request)
+
+    return handle

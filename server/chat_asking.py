@@ -1,0 +1,45 @@
+"""From a chat request to what the engine is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .errors import BadRequest
+from .front import Front
+from .messages import Chat, Generate
+from .openai_chat import REFUSED, ChatRequest
+from .refusals import refuse
+
+
+def asked_chat(front: Front, request: web.Request, asked: ChatRequest) -> Generate:
+    """The engine's part of a chat request. Raises BadRequest for what makes no sense or is not supported."""
+    refuse(asked, REFUSED)
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
+    if asked.logprobs:
+        sampling["logprobs"] = asked.top_logprobs or 0
+    return Generate(
+        0, sampling, chat=Chat(_messages(asked), tools=asked.tools, variables=_variables(asked)), n=asked.n or 1,
+        tells_each=bool(asked.stream),
+    )  # fmt: skip
+
+
+def _messages(asked: ChatRequest) -> list[dict[str, Any]]:
+    """The conversation; `developer` is what OpenAI calls `system` now."""
+    messages: list[dict[str, Any]] = msgspec.to_builtins(asked.messages)
+    for message in messages:
+        if message["role"] == "developer":
+            message["role"] = "system"
+    return messages
+
+
+def _variables(asked: ChatRequest) -> dict[str, Any]:
+    variables = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning_effort)
+        variables.setdefault("enable_thinking", asked.reasoning_effort != "none")
+    return variables

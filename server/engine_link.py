@@ -1,0 +1,213 @@
+"""The front's engine: its state, requests in, answers out, over a process that may die.
+
+When the process ends, every open request ends with an error and the state is broken, with the reason. Then by option
+the process is started again, or `fault` tells the server to end. Event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, TypeVar
+
+from .answer import Answer, error_of
+from .engine_process import EngineProcess
+from .errors import ApiError, ServerFault, StartError, Unavailable
+from .messages import (
+    Accepted,
+    Broken,
+    Cancel,
+    Done,
+    Failed,
+    FromEngine,
+    Generate,
+    Load,
+    Message,
+    Piece,
+    Progress,
+    Ready,
+)
+
+LOG = logging.getLogger("pyggml.server")
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 300.0
+
+M = TypeVar("M", bound=Message)
+
+
+class State(Enum):
+    """How the engine is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    BROKEN = "broken"
+    STOPPED = "stopped"
+
+
+class EngineLink:
+    """The engine of a server. `facts` are those of the loaded model, `reason` says why it is broken."""
+
+    def __init__(self, load: Load, *, restarts: bool, on_ready: Callable[[dict[str, Any]], None]) -> None:
+        self._load = load
+        self._restarts = restarts
+        self._on_ready = on_ready
+        self._process: EngineProcess | None = None
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Answer] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._starts: list[float] = []
+        self._is_stopping = self._was_ready = False
+        self._idle = asyncio.Event()
+        self.state = State.LOADING
+        self.reason = ""
+        self.progress = 0.0
+        self.facts: dict[str, Any] = {}
+        self.last_piece_s = 0.0
+        self.n_restarts = 0
+
+    async def run(self) -> None:
+        """Keep the engine running until `stop`.
+
+        Raises StartError where it cannot start, or ended and is not to be started again.
+        """
+        while True:
+            self._was_ready = False
+            broken = await self._run_once()
+            if self.state is State.STOPPED:
+                return
+            LOG.error("%s", self.reason)
+            if broken is not None and broken.is_mistake and not self.n_restarts:
+                raise StartError(self.reason)
+            if not self._was_ready or not self._restarts or not self._may_restart():
+                raise StartError(self.reason, status=1)
+            self.n_restarts += 1
+
+    async def _run_once(self) -> Broken | None:
+        """One life of the process; what it said about its end."""
+        broken: Broken | None = None
+        self.state, self.progress = State.LOADING, 0.0
+        process = self._process = await EngineProcess.start()
+        process.send(self._load)
+        try:
+            while (messages := await process.receive()) is not None:
+                for message in messages:
+                    if isinstance(message, Broken):
+                        broken = message
+                    self._take(message)
+        finally:
+            self._process = None
+            self.state = State.STOPPED if self._is_stopping else State.BROKEN
+            self.reason = broken.reason if broken else "the engine's process has ended"
+            self._end_all()
+            how = await process.ended()
+            self.reason = broken.reason if broken else how
+        return broken
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_S] + [now]
+        return len(self._starts) <= MAX_RESTARTS
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Piece():
+                self.last_piece_s = time.monotonic()
+                if (answer := self._answers.get(message.id)) is not None:
+                    answer.add(message)
+            case Accepted():
+                if (answer := self._answers.get(message.id)) is not None:
+                    answer.accept(message.n_prompt)
+            case Failed():
+                if (answer := self._answers.get(message.id)) is not None:
+                    answer.fail(error_of(message))
+                self._settle(message.id, error_of(message))
+            case Done():
+                self._settle(message.id, message.value)
+            case Ready():
+                self.facts, self.state, self.reason, self._was_ready = message.facts, State.READY, "", True
+                self._on_ready(message.facts)
+            case Progress():
+                self.progress = message.done_bytes / max(1, message.total_bytes)
+            case Broken():
+                pass
+
+    def _settle(self, id: int, result: Any) -> None:
+        future = self._calls.pop(id, None)
+        if future is None or future.done():
+            return
+        if isinstance(result, ApiError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _end_all(self) -> None:
+        error = ServerFault("the server stops" if self._is_stopping else self.reason, code="engine_ended")
+        for answer in list(self._answers.values()):
+            answer.fail(error)
+        for id in list(self._calls):
+            self._settle(id, error)
+
+    def _ready_process(self) -> EngineProcess:
+        if self._process is None or self.state is not State.READY:
+            raise self.unavailable()
+        return self._process
+
+    def unavailable(self) -> Unavailable:
+        """Why no request can be taken now."""
+        if self.state is State.LOADING:
+            again = f" again; before, {self.reason}" if self.reason else ""
+            return Unavailable(f"Loading model{again}", code="loading", retry_after_s=1)
+        return Unavailable(self.reason or "the server stops", code="engine_unavailable", retry_after_s=5)
+
+    def generate(self, asked: Generate) -> Answer:
+        """Start an answer; `asked.id` is set here. Raises Unavailable."""
+        process = self._ready_process()
+        asked.id = next(self._ids)
+        answer = Answer(asked.id, asked.n * max(1, len(asked.prompts)), self._left)
+        self._answers[asked.id] = answer
+        process.send(asked)
+        return answer
+
+    def _left(self, answer: Answer) -> None:
+        if self._answers.pop(answer.id, None) is not None and not answer.is_over and self._process is not None:
+            self._process.send(Cancel(answer.id))
+        if not self._answers:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is being answered."""
+        while self._answers:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def call(self, make: Callable[[int], Message]) -> Any:
+        """Send what `make` gives for a new id and wait for the result. Raises ApiError."""
+        process = self._ready_process()
+        id = next(self._ids)
+        future = self._calls[id] = asyncio.get_running_loop().create_future()
+        process.send(make(id))
+        try:
+            return await future
+        finally:
+            if self._calls.pop(id, None) is not None and self._process is not None:
+                self._process.send(Cancel(id))
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the engine's process."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def n_open(self) -> int:
+        """Requests that are being answered."""
+        return len(self._answers)
+
+    def stop(self) -> None:
+        """End the process; open requests end with an error."""
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.close()

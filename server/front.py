@@ -1,0 +1,91 @@
+"""What all handlers share: the engine, the options, who may ask and how many at once.
+
+`Front.answer` is the one way to an answer: it admits a request, starts it, and sees to its end, its metrics and its log
+line, however it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from .answer import Answer
+from .api_keys import Key, KeyRing
+from .body import decoded, read_body
+from .engine_link import EngineLink
+from .errors import NotFound, TooMany
+from .messages import Generate
+from .options import ServerOptions
+from .traffic import Traffic
+
+T = TypeVar("T")
+KEY = web.RequestKey("key", Key)
+RECORD = web.RequestKey("record", dict)
+
+
+class Front:
+    """One server. `names` are those under which its model is served, `fingerprint` tells its build and model."""
+
+    def __init__(self, options: ServerOptions, link: EngineLink, keys: KeyRing, names: tuple[str, ...]) -> None:
+        self.options, self.link, self.keys, self.names = options, link, keys, names
+        self.traffic = Traffic(names[0])
+        self.started_s = int(time.time())
+        self.fingerprint = f"pyggml-{names[0]}"
+        self.is_stopping = False
+
+    async def read(self, request: web.Request, type_: type[T]) -> T:
+        """The request's body as its type. Raises BadRequest or TooLarge."""
+        options = self.options
+        return decoded(await read_body(request, options.read_timeout_s, options.max_body_bytes), type_)
+
+    def model_name(self, asked: str | None) -> str:
+        """The served name that an answer carries. Raises NotFound for a name that is not served."""
+        if asked is None or asked in self.names:
+            return asked or self.names[0]
+        if self.options.any_model:
+            return self.names[0]
+        raise NotFound(
+            f"the model {asked[:100]!r} is not served here; served: {', '.join(self.names)}",
+            param="model", code="model_not_found",
+        )  # fmt: skip
+
+    def sampling(self, request: web.Request, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """The sampling of a request under the caps of its key."""
+        key: Key | None = request.get(KEY)
+        cap = None if key is None else key.caps.max_tokens
+        asked = chosen.get("max_tokens")
+        return {**chosen, "max_tokens": asked if cap is None else min(cap, asked if asked is not None else cap)}
+
+    @contextmanager
+    def answer(self, request: web.Request, asked: Generate) -> Iterator[Answer]:
+        """An answer to a request, from its admission to its end. Raises TooMany or Unavailable."""
+        n = asked.n * max(1, len(asked.prompts))
+        key: Key | None = request.get(KEY)
+        with ExitStack() as stack:
+            if self.is_stopping:
+                raise self.link.unavailable()
+            if key is not None:
+                stack.enter_context(key.asking())
+            self._check_room(n)
+            answer = stack.enter_context(self.link.generate(asked))
+            followed = stack.enter_context(self.traffic.follow(answer, n, request[RECORD]))
+            try:
+                yield answer
+            finally:
+                if key is not None:
+                    key.use.add(0, followed.n_tokens)
+
+    def _check_room(self, n: int) -> None:
+        n_slots = self.link.facts.get("n_slots", 1)
+        limit = n_slots + self.options.max_queued
+        if self.traffic.n_open and self.traffic.n_open + n > limit:
+            wait_s = self.traffic.mean_s * max(1.0, self.traffic.n_open / n_slots)
+            raise TooMany(
+                f"{self.traffic.n_open} answers are being made or wait; this server takes {limit} at once",
+                code="queue_full", retry_after_s=min(60, max(1, math.ceil(wait_s))),
+            )  # fmt: skip

@@ -1,0 +1,35 @@
+"""What an answer's text is made of: content, reasoning and calls of tools."""
+
+from __future__ import annotations
+
+from .openai_chat import ChatDelta, ToolCall
+
+
+class MessageParts:
+    """Takes the text of one answer as it comes and says what each piece adds."""
+
+    def __init__(self) -> None:
+        self.reasoning = ""
+        self.tool_calls: list[ToolCall] = []
+        self._content = ""
+
+    @property
+    def content(self) -> str | None:
+        """The text for the reader; None where there are only calls."""
+        return None if self.tool_calls and not self._content else self._content
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether tools are called."""
+        return bool(self.tool_calls)
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Take more text."""
+        if not text:
+            return []
+        self._content += text
+        return [ChatDelta(content=text)]
+
+    def finish(self) -> list[ChatDelta]:
+        """Take the end."""
+        return []

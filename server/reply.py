@@ -1,0 +1,33 @@
+"""Forms that all endpoints share: JSON responses, and the engine's reasons in OpenAI's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .errors import ApiError
+from .messages import Piece
+
+_encoder = msgspec.json.Encoder()
+REASONS = {"stop": "stop", "length": "length", "time": "length", "abort": "stop"}
+
+
+def json_reply(value: Any, status: int = 200) -> web.Response:
+    """A value as a JSON response."""
+    return web.Response(body=_encoder.encode(value), status=status, content_type="application/json")
+
+
+def error_reply(error: ApiError) -> web.Response:
+    """An error as OpenAI's object."""
+    response = json_reply(error.to_dict(), error.status)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def finish_reason(piece: Piece, has_calls: bool = False) -> str:
+    """Why an answer ended."""
+    reason = REASONS[piece.finish_reason or "stop"]
+    return "tool_calls" if has_calls and reason == "stop" else reason
