@@ -60,8 +60,9 @@ def test_the_overview_has_every_command_and_option(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_has_its_options_with_default_environment_and_example(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # narrow lines break at hyphens
     result = call(capsys, *name.split(), "--help")
     words = " ".join(result.out.split())
     assert result.status == 0
