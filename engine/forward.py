@@ -23,7 +23,8 @@ class PlanShape:
 
     `n_seq` slots from `slot0` on take part with `n_tokens` tokens each (padding included) and see
     the first `n_kv` rows of their slots; `n_out` tokens get logits. Plans of different `lane` are
-    otherwise the same: their host arrays differ, so that several can be in flight.
+    otherwise the same: their host arrays differ, so that several can be in flight. Where attention takes
+    any length, a plan is made for the longest window of slot 0 and moved to where a step needs it.
     """
 
     n_tokens: int
@@ -130,7 +131,8 @@ class Forward:
         name = "mask_swa" if swa else "mask"
         if name not in self._masks:
             s = self.shape
-            self._masks[name] = self.graph.input(name, (s.n_seq, 1, s.n_tokens, s.n_kv), "f16")
+            mask = self.graph.input(name, (s.n_seq, 1, s.n_tokens, s.n_kv), "f16")
+            self._masks[name] = self.graph.let_move(mask, 3)
         return self._masks[name]
 
     def norm(self, x: gg.Tensor, name: str) -> gg.Tensor:

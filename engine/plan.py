@@ -48,6 +48,7 @@ class Plan:
         measure_only: bool = False,
     ) -> None:
         self.shape = shape
+        self.slot0, self.n_kv = shape.slot0, shape.n_kv
         self.feeds: dict[str, np.ndarray] = {}
         self._n_swa = hp.n_swa
         self._cache = ranks.cache
@@ -105,7 +106,7 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host arrays."""
+        """Bytes of the host arrays as far as they are in use."""
         return sum(feed.nbytes for feed in self.feeds.values())
 
     @property
@@ -119,6 +120,21 @@ class Plan:
     def is_stale(self) -> bool:
         """Whether a rank's memory moved since this plan was laid out."""
         return any(graph.is_stale for graph in self.graphs)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether one plan serves all slots and windows of the cache."""
+        return all(graph.window_reader is None for graph in self.graphs if graph.n_nodes)
+
+    def move(self, slot0: int, n_kv: int) -> None:
+        """See the first n_kv rows of the slots from slot0 on, in the next steps; none may be in flight."""
+        if (slot0, n_kv) == (self.slot0, self.n_kv):
+            return
+        for graph in self.graphs:
+            graph.move(slot0 - self.shape.slot0, n_kv)
+        if n_kv != self.n_kv:
+            self._last = [None] * self.shape.n_seq
+        self.slot0, self.n_kv = slot0, n_kv
 
     def step(self) -> None:
         """Run all ranks."""
@@ -157,7 +173,7 @@ class Plan:
         rows = np.full((s.n_seq, s.n_tokens), self._cache.trash_row, np.int64)
         used = set()
         for place in places:
-            r, n = place.slot - s.slot0, len(place.ids)
+            r, n = place.slot - self.slot0, len(place.ids)
             span = np.arange(place.start, place.start + n)
             tokens[r, :n] = place.ids
             positions[r, :n] = span

@@ -1,8 +1,9 @@
 """Runs batches on all ranks: finds or makes the plan of a batch's shape, fills it, reads the logits.
 
 Owns the plan cache; borrows the ranks. Engine thread only.
-Prompt chunks are padded to a few lengths, and slots taken in aligned groups, so that few plans
-serve all batches; plans live in a cache bounded by count, the least recently used one leaves.
+Prompt chunks are padded to a few lengths, and slots taken in groups of a few sizes, so that few plans
+serve all batches; where attention takes any length of the cache, a plan also serves all slots and
+lengths. Plans live in a cache bounded by count, the least recently used one leaves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,25 +47,37 @@ def padded_length(n: int, limit: int) -> int:
     return min(round_up(n, step), limit) if limit >= n else n
 
 
-def window_length(end: int, n_tokens: int, n_rows: int) -> int:
+def window_length(end: int, n_tokens: int, n_rows: int, *, can_move: bool) -> int:
     """Rows that attention sees so that position `end - 1` is among them.
 
-    A multiple of 256; for chunks of a long prompt a coarser one, since each new length is a new plan.
+    A multiple of 256; where each new length is a new plan, a coarser one for chunks of a long prompt.
     """
     step = WINDOW
-    if n_tokens > 1:
+    if n_tokens > 1 and not can_move:
         while step * 8 < end:
             step *= 2
     return min(round_up(end, step), n_rows)
 
 
-def slot_group(first: int, last: int, n_slots: int) -> tuple[int, int]:
-    """The aligned group of slots that holds first to last: (slot0, n_seq)."""
+def slot_group(first: int, last: int, n_slots: int, *, can_move: bool) -> tuple[int, int]:
+    """A group of neighbouring slots that holds first to last, of one of few sizes: (slot0, n_seq).
+
+    Where each place is a new plan, groups are aligned.
+    """
+    if can_move:
+        n = min(group_size(last - first + 1), n_slots)
+        return min(first, n_slots - n), n
     n = 1
     while first // n != last // n:
         n *= 2
     slot0 = first // n * n
     return slot0, min(n, n_slots - slot0)
+
+
+def group_size(n: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... at or above n."""
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
 
 
 class Runner:
@@ -89,11 +102,14 @@ class Runner:
         Logits of a whole chunk, as score() wants them, may: stale plans are then made anew.
         """
         n_rows, n_slots = self._cache.n_rows, self._cache.n_slots
+        self._can_move = True
         for shape in (
             PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1),
             PlanShape(1, n_slots, 0, n_rows, n_slots),
         ):
-            self._make(shape, measure_only=True).close()
+            plan = self._make(shape, measure_only=True)
+            self._can_move &= plan.can_move
+            plan.close()
 
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
         return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
@@ -117,9 +133,9 @@ class Runner:
         """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run."""
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
-            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots)
+            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots, can_move=self._can_move)
             end = max(p.start for p in places) + 1
-            shape = PlanShape(1, n_seq, slot0, window_length(end, 1, self._cache.n_rows), n_seq)
+            shape = PlanShape(1, n_seq, slot0, self._window(end, 1), n_seq)
             logits = self._step(shape, places, ())
             at = [p.slot - slot0 for p in places]
             return logits if len(at) == n_seq else logits[at]
@@ -140,7 +156,10 @@ class Runner:
     def _prefill_shape(self, place: Place, n_out: int, lane: int = 0) -> PlanShape:
         n = padded_length(len(place.ids), self.max_chunk)
         end = place.start + len(place.ids)
-        return PlanShape(n, 1, place.slot, window_length(end, n, self._cache.n_rows), n_out, lane)
+        return PlanShape(n, 1, place.slot, self._window(end, n), n_out, lane)
+
+    def _window(self, end: int, n_tokens: int) -> int:
+        return window_length(end, n_tokens, self._cache.n_rows, can_move=self._can_move)
 
     def _pipelined(self, place: Place, out_rows: Sequence[int]) -> tuple[Place, Sequence[int]]:
         """Evaluate all micro-batches but the last with every stage busy; return the last.
@@ -155,15 +174,16 @@ class Runner:
         pieces = [Place(place.slot, place.start + s, place.ids[s : s + size]) for s in starts]
         n_lanes = group.n_ranks + 1
         shapes = [self._prefill_shape(p, 0, k % n_lanes) for k, p in enumerate(pieces[:-1])]
-        self._kept = set(shapes)
+        self._kept = {self._key(shape) for shape in shapes}
         try:
-            for shape in shapes:  # nothing is built, moved or freed while steps are in flight
+            for shape in shapes:  # nothing is built or freed while steps are in flight
                 self._plan(shape)
-            steps = [(self._plan(shape), piece) for shape, piece in zip(shapes, pieces)]
+            steps = [(self._plan(shape), shape, piece) for shape, piece in zip(shapes, pieces)]
             self._ranks.expose(place.slot, 1, self._prefill_shape(pieces[-1], 0).n_kv)
             start = time.perf_counter()
-            for plan, piece in steps:
+            for plan, shape, piece in steps:
                 group.wait(n_lanes - 1)
+                plan.move(shape.slot0, shape.n_kv)
                 plan.fill([piece], (), self._embed)
                 plan.post()
             steps[-1][0].finish()
@@ -181,6 +201,7 @@ class Runner:
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray:
         plan = self._plan(shape)
+        plan.move(shape.slot0, shape.n_kv)
         self._ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)
         plan.fill(places, out_rows, self._embed)
         start = time.perf_counter()
@@ -190,18 +211,24 @@ class Runner:
         logits = plan.logits()
         return np.empty((0, self.hp.n_vocab), np.float32) if logits is None else logits
 
+    def _key(self, shape: PlanShape) -> PlanShape:
+        """The shape that its plan is made for."""
+        return replace(shape, slot0=0, n_kv=self._cache.n_rows) if self._can_move else shape
+
     def _plan(self, shape: PlanShape) -> Plan:
-        plan = self._plans.get(shape)
+        key = self._key(shape)
+        plan = self._plans.get(key)
         if plan is not None and not plan.is_stale:
-            self._plans.move_to_end(shape)
+            self._plans.move_to_end(key)
             return plan
         start = time.perf_counter()
         if plan is not None:
             self._drop_stale()
-        plan = self._plans[shape] = self._make(shape)
+        plan = self._plans[key] = self._make(key)
+        plan.move(shape.slot0, shape.n_kv)
         while len(self._plans) > MAX_PLANS or self._host_bytes() > MAX_HOST_BYTES:
             oldest = next(iter(self._plans))
-            if oldest in self._kept or oldest == shape:
+            if oldest in self._kept or oldest == key:
                 break
             self._plans.pop(oldest).close()
         self.stats.n_plans_built += 1

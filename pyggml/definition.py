@@ -21,6 +21,7 @@ from .errors import ClosedError, ShapeError
 from .layout import Collective, Layout, Output
 from .lifetime import Closable
 from .tensor import Tensor, check_storable, ggml_ne, host_bytes
+from .windows import Windows
 
 _MAX_NODES = 4096
 # ggml walks a graph by recursion: a longer chain of nodes could overflow a thread's stack.
@@ -61,6 +62,7 @@ class Definition(Closable):
         self._used: dict[int, Closable] = {}
         self._inputs: dict[str, Any] = {}
         self._limits: dict[str, int] = {}
+        self._windows = Windows()
         self._outputs: dict[str, Output] = {}
         self._feeds: dict[str, np.ndarray] = {} if feeds is None else feeds
         self._results: dict[str, np.ndarray] = {}
@@ -150,6 +152,15 @@ class Definition(Closable):
         handle = lib.ggml_new_tensor(self.context, kind.id, 4, ffi.new("int64_t[4]", ne))
         lib.ggml_set_name(handle, name.encode()[:63])
         return Tensor(handle, len(shape), self, self)
+
+    def let_move(self, tensor: Tensor, axis: int, *, step: int = 0) -> Tensor:
+        """Make a view of a state a window that move() shifts and shortens along this axis.
+
+        `step` is the number of bytes that its start moves a unit; an input, which has no start, has step 0.
+        """
+        self._check_unbuilt()
+        self._windows.add(tensor, axis % tensor.ndim, step)
+        return tensor
 
     def is_input(self, handle: Any) -> bool:
         """Whether a C tensor is an input of this graph."""

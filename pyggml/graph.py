@@ -18,6 +18,7 @@ from .errors import ComputeError, ShapeError
 from .layout import Input, Layout, measure
 from .tensor import as_numpy
 from .transfer import fill
+from .windows import resized
 
 
 class Graph(Definition):
@@ -49,6 +50,7 @@ class Graph(Definition):
             self._layout = Layout(
                 self.backend, self._allocator, self._graph, inputs, outputs, self.collectives
             )
+            self._longest = {name: self._feeds[name] for name in self._inputs}
             if self.is_alone:
                 self.record()
         return self
@@ -70,6 +72,33 @@ class Graph(Definition):
     def replay(self) -> tuple[str, str]:
         """Whether runs replay recorded launches: `off`, `waiting`, `recorded`, or `refused` and why."""
         return ("off", "") if self._layout is None else self._layout.replay
+
+    @property
+    def window_reader(self) -> str | None:
+        """The operation for whose sake the graph's windows cannot move; None if they can."""
+        self.check_open()
+        return self._windows.reader(self._graph)
+
+    def move(self, start: int, length: int) -> None:
+        """Have the windows (let_move) begin at `start` units and be `length` long in the next runs.
+
+        The feeds of inputs among them change their shape; their host memory stays where it is.
+        Raises ShapeError for a length that was not laid out, or windows that cannot move.
+        """
+        if (start, length) == (self._windows.start, self._windows.length):
+            return
+        reader = self.window_reader
+        if reader is not None:
+            raise ShapeError(f"the windows of this graph cannot move: {reader} needs them as they are")
+        with self.lock:
+            layout = self.check_fresh()
+            self._windows.move(self._graph, start, length)
+            layout.forget_recorded()
+            for name, handle in self._inputs.items():
+                longest = self._longest[name]
+                shape = self._windows.shape_of(handle, longest.shape)
+                self._feeds[name] = resized(longest, shape)
+                layout.changed(name, self._feeds[name].nbytes)
 
     def check_fresh(self) -> Layout:
         """The layout, made if need be, when all is as it must be before a run.

@@ -135,6 +135,15 @@ class Layout:
         if api is not None and not lib.pg_plan_replay(self._plan, api):
             raise AllocationError("no host memory for recorded launches")
 
+    def changed(self, name: str, n_bytes: int) -> None:
+        """An input has another size from now on."""
+        if name in self._fed:
+            self._in.resize(list(self._fed).index(name), n_bytes)
+
+    def forget_recorded(self) -> None:
+        """What was recorded is void: tensors have moved."""
+        lib.pg_plan_changed(self._plan)
+
     @property
     def replay(self) -> tuple[str, str]:
         """`off`, `waiting`, `recorded` or `refused`, and why it was refused."""

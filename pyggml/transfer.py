@@ -26,6 +26,10 @@ class Transfers:
             transfer.tensor, transfer.data, transfer.size = tensor, data, array.nbytes
             transfer.n_rows = n_rows
 
+    def resize(self, at: int, n_bytes: int) -> None:
+        """Let an item send or read fewer bytes than its array has."""
+        self.native[at].size = n_bytes
+
     def first_bad_row(self) -> tuple[int, int]:
         """The place of the first item with a number that is no row, and the number."""
         value = ffi.new("int64_t *")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyggml.engine.plan import fill_mask
-from pyggml.engine.runner import padded_length, slot_group, window_length
+from pyggml.engine.runner import group_size, padded_length, slot_group, window_length
 
 
 def right_mask(n_tokens: int, n_kv: int, start: int, n: int, window: int) -> np.ndarray:
@@ -41,24 +41,34 @@ def test_padding_needs_few_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "n_tokens", "n_kv"),
-    [(1, 1, 256), (256, 1, 256), (257, 1, 512), (9000, 1, 9216), (9000, 512, 10240), (600, 64, 768)],
-)
-def test_window_covers_the_end_in_steps(end: int, n_tokens: int, n_kv: int) -> None:
-    assert window_length(end, n_tokens, 1 << 20) == n_kv
+    ("end", "n_tokens", "can_move", "n_kv"),
+    [
+        (1, 1, True, 256), (256, 1, True, 256), (257, 1, True, 512), (9000, 512, True, 9216),
+        (9000, 1, False, 9216), (9000, 512, False, 10240), (600, 64, False, 768),
+    ],
+)  # fmt: skip
+def test_window_covers_the_end_in_steps(end: int, n_tokens: int, can_move: bool, n_kv: int) -> None:
+    assert window_length(end, n_tokens, 1 << 20, can_move=can_move) == n_kv
 
 
-def test_window_never_exceeds_the_slot() -> None:
-    assert window_length(900, 512, 1024) == 1024
-    assert window_length(4000, 512, 4096) == 4096
+@pytest.mark.parametrize("can_move", [True, False])
+def test_window_never_exceeds_the_slot(can_move: bool) -> None:
+    assert window_length(900, 512, 1024, can_move=can_move) == 1024
+    assert window_length(4000, 512, 4096, can_move=can_move) == 4096
 
 
 @pytest.mark.parametrize("n_slots", [1, 3, 4, 6, 16])
-def test_slot_groups_hold_their_slots_and_are_few(n_slots: int) -> None:
-    groups = set()
+@pytest.mark.parametrize("can_move", [True, False])
+def test_slot_groups_hold_their_slots_and_need_few_plans(n_slots: int, can_move: bool) -> None:
+    plans = set()
     for first in range(n_slots):
         for last in range(first, n_slots):
-            slot0, n_seq = slot_group(first, last, n_slots)
-            assert slot0 <= first and last < slot0 + n_seq <= n_slots
-            groups.add((slot0, n_seq))
-    assert len(groups) <= 2 * n_slots
+            slot0, n_seq = slot_group(first, last, n_slots, can_move=can_move)
+            assert 0 <= slot0 <= first and last < slot0 + n_seq <= n_slots
+            plans.add(n_seq if can_move else (slot0, n_seq))
+    assert len(plans) <= (2 * n_slots.bit_length() if can_move else 2 * n_slots)
+
+
+def test_group_sizes_waste_less_than_a_half() -> None:
+    assert [group_size(n) for n in (1, 2, 3, 4, 5, 6, 7, 9, 13, 17, 25)] == [1, 2, 3, 4, 6, 6, 8, 12, 16, 24, 32]
+    assert all(n <= group_size(n) <= 1.5 * n for n in range(1, 200))

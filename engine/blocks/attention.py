@@ -78,7 +78,8 @@ def _window(f: Forward, table: gg.Tensor, head_dim: int) -> gg.Tensor:
     head = head_dim // table.dtype.block_size * table.dtype.type_size
     slot = f.cache.n_rows * row
     shape = (s.n_seq, s.n_kv, row // head, head_dim)
-    return gg.view(table, shape, (slot, row, head), s.slot0 * slot).permute(0, 2, 1, 3)
+    window = gg.view(table, shape, (slot, row, head), s.slot0 * slot)
+    return f.graph.let_move(window, 1, step=slot).permute(0, 2, 1, 3)
 
 
 def attend(f: Forward, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor, mask: gg.Tensor, scale: float) -> gg.Tensor:

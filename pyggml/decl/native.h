@@ -30,6 +30,7 @@ void pg_runs_post(pg_group *group, pg_run *runs);
 void pg_runs_finish(pg_group *group, pg_run *runs);
 enum pg_replay_state { PG_REPLAY_OFF, PG_REPLAY_WAITING, PG_REPLAY_RECORDED, PG_REPLAY_REFUSED };
 bool pg_plan_replay(pg_plan *plan, const void *api);
+void pg_plan_changed(pg_plan *plan);
 enum pg_replay_state pg_plan_replay_state(const pg_plan *plan, char *why, size_t why_size);
 bool pg_plan_reserve(pg_plan *plan, ggml_gallocr_t galloc);
 bool pg_plan_layout(pg_plan *plan, ggml_gallocr_t galloc);
@@ -43,3 +44,7 @@ void pg_plan_read(pg_plan *plan, const pg_transfer *outputs, int n_outputs);
 bool pg_supports(ggml_backend_dev_t device, const struct ggml_tensor *node);
 int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t *ne, bool experts,
                           const ggml_backend_buffer_type_t *candidates, int n);
+
+typedef struct { struct ggml_tensor *tensor; int dim; int64_t step; } pg_window;
+bool pg_windows_can_move(const struct ggml_cgraph *graph, const pg_window *windows, int n, const char **reader);
+void pg_windows_move(struct ggml_cgraph *graph, pg_window *windows, int n, int64_t delta, int64_t length);

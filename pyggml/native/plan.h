@@ -46,13 +46,6 @@ typedef struct {
     int status;
 } pg_run;
 
-void pg_set_n_threads(ggml_backend_t backend, int n_threads);
-int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max);
-
-// The first buffer type in which the device can multiply by a weight of this type and shape; -1 if none.
-int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t * ne, bool experts,
-                          const ggml_backend_buffer_type_t * candidates, int n);
-
 // Checks every node with the device and lets the backend optimise the graph. On a node that the
 // device cannot run: NULL, and its index in *unsupported_node. The graph must outlive the plan.
 // `steps` are in the order of their nodes.
@@ -65,6 +58,9 @@ void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
 // Has the plan recorded in its second run and replayed from then on; `api` is the CUDA module's table (pgc_api).
 // In a group either all ranks' plans are recorded or none. False without host memory.
 bool pg_plan_replay(pg_plan * plan, const void * api);
+
+// To be called after tensors of the plan were moved: what was recorded is void, and recorded anew in the next run.
+void pg_plan_changed(pg_plan * plan);
 enum pg_replay_state pg_plan_replay_state(const pg_plan * plan, char * why, size_t why_size);
 
 // Sizes the allocator for this plan without placing its tensors.

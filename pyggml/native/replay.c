@@ -59,6 +59,14 @@ void pg_replay_refuse(pg_replay * replay, const char * why) {
     drop_graphs(replay);
 }
 
+void pg_replay_forget(pg_replay * replay) {
+    replay->n_runs = replay->n_runs > 1 ? 1 : replay->n_runs;
+    if (replay->state == PG_REPLAY_RECORDED) {
+        replay->state = PG_REPLAY_WAITING;
+        drop_graphs(replay);
+    }
+}
+
 bool pg_replay_is_due(pg_replay * replay) {
     return replay->n_runs < 2 && ++replay->n_runs == 2;
 }

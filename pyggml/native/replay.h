@@ -21,6 +21,9 @@ enum pg_replay_state pg_replay_state_of(const pg_replay * replay, const char ** 
 // Gives up for good; the plan is then walked in every run.
 void pg_replay_refuse(pg_replay * replay, const char * why);
 
+// Drops what was recorded; the next run but the first is recorded anew.
+void pg_replay_forget(pg_replay * replay);
+
 // Counts a run; whether it is the one to record in. The same one on all ranks, also where a replay is refused.
 bool pg_replay_is_due(pg_replay * replay);
 

@@ -1,0 +1,51 @@
+// Questions to a device's backend module that ggml answers only through its registry.
+
+#include "devices.h"
+
+void pg_set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_dev_t device = ggml_backend_get_device(backend);
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    ggml_backend_set_n_threads_t set =
+        (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+    if (set) {
+        set(backend, n_threads);
+    }
+}
+
+int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t * out, int max) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    ggml_backend_dev_get_extra_bufts_t get =
+        (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_dev_get_extra_bufts");
+    int n = 0;
+    if (get) {
+        for (ggml_backend_buffer_type_t * b = get(device); b && *b && n < max; b++) {
+            out[n++] = *b;
+        }
+    }
+    return n;
+}
+
+int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t * ne, bool experts,
+                          const ggml_backend_buffer_type_t * candidates, int n) {
+    struct ggml_init_params params = { 8 * ggml_tensor_overhead(), NULL, true };
+    struct ggml_context * ctx = ggml_init(params);
+    struct ggml_tensor * w = ggml_new_tensor(ctx, type, 4, ne);
+    const int64_t n_tokens = 512;  // a prefill's worth: a buffer type must serve that and decode
+    struct ggml_tensor * op;
+    if (experts) {
+        struct ggml_tensor * ids = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, n_tokens);
+        op = ggml_mul_mat_id(ctx, w, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, ne[0], 1, n_tokens), ids);
+    } else {
+        op = ggml_mul_mat(ctx, w, ggml_new_tensor_4d(ctx, GGML_TYPE_F32, ne[0], n_tokens, ne[2], ne[3]));
+    }
+    int found = -1;
+    for (int i = 0; i < n && found < 0; i++) {
+        w->buffer = ggml_backend_buft_alloc_buffer(candidates[i], 0);
+        if (ggml_backend_dev_supports_op(device, op)) {
+            found = i;
+        }
+        ggml_backend_buffer_free(w->buffer);
+    }
+    ggml_free(ctx);
+    return found;
+}
