@@ -28,6 +28,7 @@ from .load_options import LoadOptions
 from .placement import MIN_CTX
 from .prediction import Mode
 from .remedies import LEAST_CTX, Wish, default_cuts, refusal_with_remedies, remedies, split_demands
+from .reserve import reserved_notes
 
 Machine = Callable[[], Sequence[DeviceFacts]]
 
@@ -84,7 +85,9 @@ def arrange(
     dealt, cache = deal_model(model, options, devices), cache_facts(options, model.hp)
     if fit(model, dealt.demands, cache, options.ctx or MIN_CTX).is_fitting:
         n_ctx = choose_group_ctx(model, dealt.demands, cache, options.ctx)
-        return Arrangement(options, dealt, n_ctx, (*dealt.notes, *_context_notes(model, options, dealt, n_ctx)))
+        reserved = {demand.device.name: demand.device.reserved_bytes for demand in dealt.demands}
+        notes = (*dealt.notes, *reserved_notes(reserved), *_context_notes(model, options, dealt, n_ctx))
+        return Arrangement(options, dealt, n_ctx, notes)
     wish = wish_of(model, options, dealt, machine())
     found = remedies(wish)
     if options.fit != "auto" or not found:

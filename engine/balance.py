@@ -28,7 +28,7 @@ class DeviceFacts:
 
     `layer_s` is the time that a layer takes beside reading its weights: launches of small kernels.
     Without `looks_up` the token embedding stays on the host; with `maps_head` a head that is the
-    embedding again takes no memory of its own.
+    embedding again takes no memory of its own. `free_bytes` are without the `reserved_bytes` that stay free.
     Units: bytes, bytes a second, floating-point operations a second, seconds.
     """
 
@@ -41,6 +41,7 @@ class DeviceFacts:
     layer_s: float = 0.0
     looks_up: bool = True
     maps_head: bool = False
+    reserved_bytes: int = 0
     has_flash_attention: bool = True
 
 

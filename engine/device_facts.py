@@ -13,13 +13,16 @@ from .balance import DeviceFacts
 from .demand import CacheFacts, ModelFacts
 from .host_memory import available_bytes
 from .kv_cache import WINDOW
+from .reserve import NO_RESERVE, Reserve
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
-def device_facts(devices: Sequence[gg.Device], model: ModelFacts, cache: CacheFacts) -> list[DeviceFacts]:
-    """The facts of each device, which may come more than once."""
-    known = {d.name: _facts(d, model, cache) for d in dict.fromkeys(devices)}
+def device_facts(
+    devices: Sequence[gg.Device], model: ModelFacts, cache: CacheFacts, reserve: Reserve = NO_RESERVE
+) -> list[DeviceFacts]:
+    """The facts of each device, which may come more than once, without the memory that stays free."""
+    known = {d.name: _facts(d, model, cache, reserve.bytes_of(d.name)) for d in dict.fromkeys(devices)}
     return [known[d.name] for d in devices]
 
 
@@ -34,14 +37,15 @@ def free_bytes(device: gg.Device) -> int:
     return device.memory_free if host is None else min(host, device.memory_free)
 
 
-def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts) -> DeviceFacts:
+def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts, reserved_bytes: int) -> DeviceFacts:
     with gg.Backend(device, threads=1) as backend:
         return DeviceFacts(
             device.name,
             device.kind,
             device.description,
-            free_bytes(device),
+            max(0, free_bytes(device) - reserved_bytes),
             looks_up=_can_look_up(backend, model),
+            reserved_bytes=reserved_bytes,
             maps_head=device.kind == "cpu" and model.is_tied and _is_plain(backend, model),
             has_flash_attention=_has_flash_attention(backend, model, cache),
         )

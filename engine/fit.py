@@ -13,15 +13,17 @@ from .demand import CacheFacts, Demand, ModelFacts
 from .errors import ConfigError
 from .kv_cache import WINDOW, round_up
 from .placement import MIN_CTX, Placement, Placements
+from .reserve import MIB
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Needed and free bytes of each device for one context, by the device's name."""
+    """Needed, free and reserved bytes of each device for one context, by the device's name."""
 
     n_ctx: int
     needed: Mapping[str, int]
     free: Mapping[str, int]
+    reserved: Mapping[str, int]
 
     @property
     def is_fitting(self) -> bool:
@@ -40,7 +42,9 @@ def fit(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: 
     for demand in demands:
         n_bytes = demand.weights_bytes + demand.results_bytes(n_ctx) + demand.cache_bytes(model.hp, cache, n_ctx)
         needed[demand.device.name] = needed.get(demand.device.name, 0) + n_bytes
-    return Fit(n_ctx, needed, {demand.device.name: demand.device.free_bytes for demand in demands})
+    devices = {demand.device.name: demand.device for demand in demands}
+    free = {name: device.free_bytes for name, device in devices.items()}
+    return Fit(n_ctx, needed, free, {name: device.reserved_bytes for name, device in devices.items()})
 
 
 def placements(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: int) -> Placements:
@@ -104,7 +108,8 @@ def choose_group_ctx(
 def refusal(found: Fit, cache: CacheFacts) -> str:
     """Why something does not fit, in one line."""
     name = found.tightest
+    beside = f" beside {found.reserved[name] // MIB} MiB in reserve" if found.reserved[name] else ""
     return (
         f"ctx = {found.n_ctx} with {cache.n_slots} slots needs {found.needed[name]} bytes on {name}; "
-        f"{found.free[name]} are free"
+        f"{found.free[name]} are free{beside}"
     )

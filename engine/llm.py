@@ -51,6 +51,7 @@ class LLM:
     number of requests that run together; `batch` the most prompt tokens of one step; cache types are
     f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
     fit; with `fit` "auto" the first of them are taken.
+    `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
     `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured. Without
     `cuda_graphs` every step launches its kernels one by one.
     `progress(done_bytes, total_bytes)` is called while loading.
@@ -76,6 +77,7 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         fit: str | None = None,
+        reserve: int | str | Sequence[int] | None = None,
         transport: str | None = None,
         cuda_graphs: bool = True,
         prefix_cache: bool = True,
@@ -85,8 +87,8 @@ class LLM:
         options = LoadOptions(
             device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split,
             expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
-            cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit, transport=transport,
-            cuda_graphs=cuda_graphs,
+            cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit, reserve=reserve,
+            transport=transport, cuda_graphs=cuda_graphs,
         )  # fmt: skip
         self._is_closed = True
         self._loaded: LoadedModel | None = None

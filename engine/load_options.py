@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyggml as gg
 from .balance import check_n_ranks
 from .errors import ConfigError
 from .placement import MIN_CTX
+from .reserve import Asked, Reserve, read_reserve, reserve_on
 
 FITS = ("off", "auto")
 TRANSPORTS = ("auto", "push", "nccl", "nccl-shm", "host")
@@ -35,8 +36,9 @@ class LoadOptions:
     `device` is a name or a list with commas; `tp` cuts every layer over that many ranks, `layer_split`
     puts whole layers on that many devices; neither means one device. `tensor_split` are the ranks'
     shares ("3,1"; with layer_split the numbers of layers). `ctx` None means the largest context that
-    fits. `transport` is how ranks exchange sums, by default as measured. `cuda_graphs` allows the launches
-    of a decode step to be recorded and replayed.
+    fits. `reserve` are MiB that stay free on each device, one number for all or one a device. `transport` is
+    how ranks exchange sums, by default as measured. `cuda_graphs` allows the launches of a decode step to be
+    recorded and replayed.
     `fit` "auto" changes the options of a model that does not fit until it does.
     Raises ConfigError for values that make no sense.
     """
@@ -55,6 +57,7 @@ class LoadOptions:
     fit: str | None = None
     transport: str | None = None
     cuda_graphs: bool = True
+    reserve: Asked = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -71,6 +74,7 @@ class LoadOptions:
                 raise ConfigError(f"{_long(name)} = {value!r}; text is needed, such as {example!r}")
         if not isinstance(self.cuda_graphs, bool):
             raise ConfigError(f"cuda-graphs = {self.cuda_graphs!r}; true or false is needed")
+        read_reserve(self.reserve)
         if self.fit not in (None, *FITS):
             raise ConfigError(f"fit = {self.fit!r}; {' and '.join(FITS)} are supported")
         if self.transport is not None and self.transport not in TRANSPORTS:
@@ -97,11 +101,13 @@ class LoadOptions:
     @property
     def where(self) -> dict[str, str | int]:
         """The options that say where the model is to lie, by their long names."""
+        reserve = ",".join(map(str, read_reserve(self.reserve)))
         given = {
             "device": self.device,
             "tp": self.tp,
             "layer-split": self.layer_split,
             "tensor-split": self.tensor_split,
+            "reserve": reserve or None,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -112,10 +118,16 @@ class LoadOptions:
 
     def changed(self, settings: Mapping[str, str | int]) -> LoadOptions:
         """With these options by long name in place of the own ones that say where, and others that they name."""
-        nowhere = replace(self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside")
+        nowhere = replace(
+            self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside", reserve=None
+        )
         expert_split = self.expert_split if "tp" in settings else "inside"
         named: dict[str, object] = {name.replace("-", "_"): value for name, value in settings.items()}
         return replace(nowhere, **({"expert_split": expert_split} | named))  # type: ignore[arg-type]
+
+    def reserve_on(self, devices: Sequence[gg.Device]) -> Reserve:
+        """What stays free of these devices, which are those of the options; raises ConfigError for a longer list."""
+        return reserve_on(self.reserve, [d.name for d in devices])
 
     def devices(self) -> list[gg.Device]:
         """One device a rank.

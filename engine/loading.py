@@ -128,12 +128,13 @@ def model_facts(model: Model) -> ModelFacts:
 
 
 def _arranged(model: Model, options: LoadOptions) -> Arrangement:
-    facts, cache = model_facts(model), cache_facts(options, model.hparams)
+    facts, cache, chosen = model_facts(model), cache_facts(options, model.hparams), options.devices()
+    reserve = options.reserve_on(chosen)
 
     def machine() -> list[DeviceFacts]:
-        return device_facts(serving_devices(), facts, cache)
+        return device_facts(serving_devices(), facts, cache, reserve)
 
-    devices = device_facts(options.devices(), facts, cache)
+    devices = device_facts(chosen, facts, cache, reserve)
     are_alike = len({(d.kind, d.description) for d in devices}) == 1
     if options.tp is not None and options.tensor_split is None and not are_alike:
         devices = measured(devices, main_type(facts), threads=options.threads)

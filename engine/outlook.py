@@ -19,6 +19,7 @@ from .load_options import LoadOptions
 from .measuring import link_times, main_type, measured
 from .placement import MIN_CTX, Placements
 from .prediction import LinkTimes, Mode, Prediction, Work, predict
+from .reserve import NO_RESERVE, Reserve
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,20 @@ class Outlook:
         return self.n_ctx is not None
 
 
-def ways(options: LoadOptions, one: str, several: Sequence[str], *, are_default: bool) -> Iterator[LoadOptions]:
+def ways(
+    options: LoadOptions, one: str, several: Sequence[str], reserve: Reserve = NO_RESERVE, *, are_default: bool
+) -> Iterator[LoadOptions]:
     """One device, then tensor parallel and layer split over the first 2, 4, 8 ... and over all of several.
 
     `are_default`: several devices are found without their names.
     """
-    yield options.changed({"device": one})
+    yield options.changed({"device": one} | reserve.setting([one]))
     counts = sorted({n for n in (2, 4, 8, 16) if n < len(several)} | {len(several)} - {0, 1})
     for option in ("tp", "layer-split"):
         for n in counts:
-            yield options.changed({option: n} | ({} if are_default else {"device": ",".join(several[:n])}))
+            names = several[:n]
+            where = {} if are_default else {"device": ",".join(names)}
+            yield options.changed({option: n} | where | reserve.setting(names))
 
 
 def outlook(

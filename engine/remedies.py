@@ -13,6 +13,7 @@ from .cuts import TensorPlan, tp_cuts
 from .demand import CacheFacts, Demand, ModelFacts, layer_demands, layer_sizes, tensor_demands, whole_demand
 from .errors import ConfigError
 from .fit import Fit, fit, largest_ctx, refusal
+from .reserve import MIB, Reserve
 
 # A context below this is no remedy for who asked for none.
 LEAST_CTX = 2048
@@ -68,10 +69,14 @@ def remedies(wish: Wish) -> list[Remedy]:
     The CPU helps out only where the GPUs alone cannot hold the context that was asked for.
     """
     found: list[Remedy] = []
+    known: list[dict[str, str | int]] = []
     for settings, demands, cache, ctx in _candidates(wish):
+        reserve = {name: value for name, value in settings.items() if name == "reserve"}
+        where = {name: value for name, value in settings.items() if name != "reserve"}
         result = fit(wish.model, demands, cache, ctx)
-        if result.is_fitting and all(settings != other.settings for other in found):
-            found.append(Remedy(settings, result))
+        if result.is_fitting and where not in known:
+            known.append(where)
+            found.append(Remedy(where | (reserve or _reserve_setting(demands)), result))
     return found
 
 
@@ -105,6 +110,13 @@ def _candidates(wish: Wish) -> Iterator[Candidate]:
     for cpu in cpus[:1]:
         if asked != {cpu.name}:
             yield {"device": cpu.name}, whole_demand(wish.model, cpu, wish.compute_bytes), wish.cache, ctx
+
+
+def _reserve_setting(demands: Sequence[Demand]) -> dict[str, str | int]:
+    """The option that keeps free on these devices what was to stay free."""
+    names = [d.device.name for d in demands]
+    mib = tuple((d.device.name, d.device.reserved_bytes // MIB) for d in demands)
+    return Reserve(0, mib).setting(names)
 
 
 def _fits_one(wish: Wish, gpus: Sequence[DeviceFacts]) -> bool:

@@ -73,6 +73,14 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({**CPU2, "layer-split": 2, "expert-split": "experts"}, "--expert-split experts", "needs --tp"),
     ({**CPU2, "tp": 2, "expert-split": "experts"}, "the model has no experts", "'inside' is the default"),
     ({**CPU2, "tp": 2, "expert-split": "some"}, "is 'some'", "one of inside, experts is needed"),
+    # memory that stays free
+    ({"reserve": "1,2"}, "reserve = 1,2 has 2 numbers of MiB", "there is 1 device for them (cpu)"),
+    ({**CPU2, "tp": 2, "reserve": "1,2,3"}, "has 3 numbers of MiB", "there are 2 devices for them (cpu, cpu)"),
+    ({**CPU2, "layer-split": 2, "reserve": "0,0,0"}, "has 3 numbers of MiB", "one number counts for all"),
+    ({"reserve": -1}, "is '-1'", "whole numbers with commas between them are needed, each at least 0"),
+    ({"reserve": "1GiB"}, "is '1GiB'", "whole numbers with commas between them are needed"),
+    ({"reserve": 0.5}, "is '0.5'", "whole numbers with commas between them are needed"),
+    ({"reserve": 10**9}, "0 are free beside 1000000000 MiB in reserve", "nothing on this machine fits it"),
     # numbers and words
     ({"tp": 0}, "is '0'", "a whole number is needed, at least 1"),
     ({"tp": -2}, "is '-2'", "a whole number is needed, at least 1"),

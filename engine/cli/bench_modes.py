@@ -9,6 +9,7 @@ from typing import Any
 import pyggml as gg
 
 from ..errors import ConfigError
+from ..reserve import reserve_on
 from .loading import load_options
 from .settings import Settings
 from .units import shown_rate
@@ -26,19 +27,21 @@ def modes(settings: Settings) -> list[Where]:
         raise ConfigError(
             f"{settings.source('modes')} all chooses the modes itself; leave {settings.source(given)} away"
         )
-    device = load_options(settings, ctx=None, parallel=1).device
+    options = load_options(settings, ctx=None, parallel=1)
+    device = options.device
     names = [d.name for d in gg.discrete_gpus()] if device is None else device.split(",")
     if len(names) < 2:
         raise ConfigError(
             f"{settings.source('modes')} all compares two or more devices, and there is "
             f"{', '.join(names) or 'no GPU'}; list them, as in --device {','.join([*names, *names] or ['cpu', 'cpu'])}"
         )
+    reserve = reserve_on(options.reserve, names)
+
+    def where(n: int, **mode: int) -> Where:
+        return {"device": ",".join(names[:n]), **mode, **reserve.setting(names[:n])}
+
     several = range(2, len(names) + 1)
-    return [
-        {"device": names[0]},
-        *({"device": ",".join(names[:n]), "tp": n} for n in several),
-        {"device": ",".join(names), "layer_split": len(names)},
-    ]
+    return [where(1), *(where(n, tp=n) for n in several), where(len(names), layer_split=len(names))]
 
 
 def options_text(where: Where) -> str:

@@ -37,6 +37,8 @@ OPTIONS: tuple[Option, ...] = (
            LOADS, "3,1", default_text="even among like devices, else by free memory"),
     Option("expert-split", choice(("inside", "experts")), "with --tp: cut inside each expert, or deal whole experts",
            LOADS, "experts", default="inside"),
+    Option("reserve", wholes(0, "MIB[,MIB…]"), "MiB that stay free on each device: one number for all, or one a device",
+           LOADS, "1024", default_text="0"),
     Option("transport", choice(("auto", "push", "nccl", "nccl-shm", "host")),
            "how ranks on cards exchange sums; auto measures which is fastest",
            (*ANSWER, *BENCH, *LOGITS), "nccl", default="auto"),

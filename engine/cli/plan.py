@@ -41,12 +41,13 @@ def _report(settings: Settings, model: Model, options: LoadOptions) -> PlanRepor
     cache = cache_facts(options, facts.hp)
     one, several = _considered(options)
     has_mode = options.n_ranks > 1
-    ways_here = ways(options, one.name, [d.name for d in several], are_default=options.device is None)
+    reserve = options.reserve_on(several or [one])
+    ways_here = ways(options, one.name, [d.name for d in several], reserve, are_default=options.device is None)
     candidates = [options] if has_mode else []
     candidates += [way for way in ways_here if not has_mode or way.where != options.where]
     outlooks = [
         outlook(
-            facts, way, device_facts(way.devices(), facts, cache), n_prompt=settings["n-prompt"],
+            facts, way, device_facts(way.devices(), facts, cache, reserve), n_prompt=settings["n-prompt"],
             is_measured=settings["measure"],
         )
         for way in candidates
@@ -63,7 +64,7 @@ def _report(settings: Settings, model: Model, options: LoadOptions) -> PlanRepor
     chosen = outlooks[0] if has_mode else fastest(outlooks) or outlooks[0]
     try:
         arranged = arrange(
-            facts, chosen.options, chosen.devices, lambda: device_facts(serving_devices(), facts, cache)
+            facts, chosen.options, chosen.devices, lambda: device_facts(serving_devices(), facts, cache, reserve)
         )
     except ConfigError as error:
         report.refusal = str(error)
