@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import typing
+
 from .allocator import Allocator
 from .attention import flash_attn, rope, soft_max
 from .backend import Backend, default_threads
@@ -134,3 +137,16 @@ __all__ = [
     "top_k",
     "view",
 ]
+
+if not typing.TYPE_CHECKING:  # checkers would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """pyggml.engine and pyggml.server, imported when first named: this package knows nothing of them."""
+        if name not in ("engine", "server"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"{__name__}.{name} is not installed") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,3 +153,24 @@ def test_the_walk_sees_files_imports_and_names() -> None:
     }
     assert {m for m, _, _ in absolute_imports(Path("engine/errors.py"))} >= {"__future__", "pyggml"}
     assert module_aliases(Path("engine/forward.py")) == {"gg": "pyggml"}
+
+
+LATER = """
+import subprocess
+import sys
+import pyggml
+assert not [name for name in sys.modules if name.startswith(("pyggml.engine", "pyggml.server"))]
+assert pyggml.engine.LLM is sys.modules["pyggml.engine"].LLM
+assert not hasattr(pyggml, "motor")
+del sys.modules["pyggml.engine"], pyggml.engine
+sys.modules["pyggml.engine"] = None
+try:
+    pyggml.engine
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_the_packages_after_it_are_imported_when_they_are_first_named() -> None:
+    done = subprocess.run([sys.executable, "-c", LATER], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("pyggml.engine is not installed\n", "")
