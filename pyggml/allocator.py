@@ -28,18 +28,19 @@ class Allocator(Closable):
     @property
     def n_bytes(self) -> int:
         """Bytes allocated on the device."""
-        self.check_open()
-        return int(lib.ggml_gallocr_get_buffer_size(self._handle, 0))
+        with self.lock:
+            self.check_open()
+            return int(lib.ggml_gallocr_get_buffer_size(self._handle, 0))
 
     def place(self, plan: Any, *, measure_only: bool = False) -> None:
         """Lay a native plan out, growing the memory if it must.
 
         Raises AllocationError; graphs laid out before are then stale.
         """
-        before = self.n_bytes
         call = lib.pg_plan_reserve if measure_only else lib.pg_plan_layout
         last_native_error()
         with self.lock:
+            before = self.n_bytes
             is_placed = call(plan, self._handle)
             if self.n_bytes != before:
                 self.generation += 1

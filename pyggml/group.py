@@ -68,6 +68,8 @@ class Group:
         except BaseException:
             self.close()
             raise
+        for backend in self.backends:
+            backend.lock.share(self)
         self._handle = lib.pg_group_new(len(devices), deadline_s)
         self._threads = [
             threading.Thread(
@@ -145,6 +147,19 @@ class Group:
             if self._handle is not None:
                 self.wait()
             yield
+
+    def try_pause(self) -> bool:
+        """Pause if that needs no waiting; resume() ends it."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        if self._posted:
+            self._turn.release()
+            return False
+        return True
+
+    def resume(self) -> None:
+        """End a pause that try_pause() began."""
+        self._turn.release()
 
     def close(self) -> None:
         """End the rank threads and the backends, after the run in flight; graphs must be closed first.

@@ -1,17 +1,18 @@
 """What backends, buffers, allocators and graphs share: being closed once, and who must hear of it.
 
 Closing is explicit, by `with`, or by the last reference going: whoever uses an object holds a reference to it, so what
-is collected is in nobody's use. An explicit close() waits for a run on its backend and tells the graphs that used the
-object, which then refuse to run. Nothing is freed while the interpreter ends, since drivers may be gone by then.
+is collected is in nobody's use. An explicit close() waits for a run on its backend, also for one that a group began, and
+tells the graphs that used the object, which then refuse to run. Nothing is freed while the interpreter ends, since drivers may be gone by then.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakSet, ref
 
 from .errors import ClosedError
 
@@ -21,34 +22,70 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Closable")
 
 
+class Runner(Protocol):
+    """What runs on a backend without its lock, as a group does."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Wait until nothing is in flight, and let nothing begin."""
+
+    def try_pause(self) -> bool:
+        """Begin such a pause if nothing is in flight and nobody has to be waited for; whether it began."""
+
+    def resume(self) -> None:
+        """End it."""
+
+
 class Lock:
     """One backend's lock: held while its native code runs, and for freeing what that code may use.
 
     Objects that are collected while another thread holds it are freed by the next one to enter: a collection may happen
     in any thread, and one that waited here could wait for a run that waits for its own thread.
+    The threads of a group hold no such lock: it says what is in flight, and nothing is freed meanwhile.
     """
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._left: list[Callable[[], None]] = []
+        self._runner: Callable[[], Runner | None] = lambda: None
+
+    def share(self, runner: Runner) -> None:
+        """Let another object run on the backend too; it is not kept alive."""
+        self._runner = ref(runner)
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        while self._left:
-            self._left.pop()()
+        if self._left:
+            self._free_left()
 
     def __exit__(self, *exc_info: object) -> None:
         self._lock.release()
 
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Hold the lock with nothing in flight."""
+        runner = self._runner()
+        with runner.paused() if runner is not None else nullcontext(), self:
+            yield
+
     def free(self, end: Callable[[], None]) -> None:
-        """Call `end` now, or when the lock is next taken if another thread has it."""
+        """Call `end` now, or when the lock is next taken and nothing is in flight."""
+        self._left.append(end)
         if self._lock.acquire(blocking=False):
             try:
-                end()
+                self._free_left()
             finally:
                 self._lock.release()
-        else:
-            self._left.append(end)
+
+    def _free_left(self) -> None:
+        runner = self._runner()
+        if runner is not None and not runner.try_pause():
+            return
+        try:
+            while self._left:
+                self._left.pop()()
+        finally:
+            if runner is not None:
+                runner.resume()
 
 
 class Closable:
@@ -85,7 +122,7 @@ class Closable:
     def close(self) -> None:
         """Free the memory, after the run that may use it. Closing twice is allowed."""
         if self._is_open:
-            with self.lock:
+            with self.lock.quiet():
                 self.end()
 
     def end(self) -> None:
