@@ -1,8 +1,9 @@
 """What backends, buffers, allocators and graphs share: being closed once, and who must hear of it.
 
 Closing is explicit, by `with`, or by the last reference going: whoever uses an object holds a reference to it, so what
-is collected is in nobody's use. An explicit close() waits for a run on its backend, also for one that a group began, and
-tells the graphs that used the object, which then refuse to run. Nothing is freed while the interpreter ends, since drivers may be gone by then.
+is collected is in nobody's use. An explicit close() waits for a run on its backend, also for one that a group began,
+and tells the graphs that used the object, which then refuse to run. Nothing is freed while the interpreter ends, since
+drivers may be gone by then.
 """
 
 from __future__ import annotations
