@@ -10,6 +10,7 @@ from .errors import (
     ModelError,
     PlanError,
     PromptTooLong,
+    QueueFull,
     RequestError,
     TemplateError,
     UnsupportedArchitecture,
@@ -21,7 +22,9 @@ from .model import Model
 from .placement import Placement
 from .request import Delta, FinishReason, Stats, TokenLogprob
 from .sampling_params import SamplingParams
+from .status import EngineStatus, PrefixStatus, SlotStatus
 from .stream import Completion, Stream
+from .submission import Submission
 
 __all__ = [
     "LLM",
@@ -29,6 +32,7 @@ __all__ = [
     "ConfigError",
     "Delta",
     "EngineError",
+    "EngineStatus",
     "FinishReason",
     "GenerationError",
     "MissingTensor",
@@ -36,11 +40,15 @@ __all__ = [
     "ModelError",
     "Placement",
     "PlanError",
+    "PrefixStatus",
     "PromptTooLong",
+    "QueueFull",
     "RequestError",
     "SamplingParams",
+    "SlotStatus",
     "Stats",
     "Stream",
+    "Submission",
     "TemplateError",
     "TokenLogprob",
     "UnsupportedArchitecture",

@@ -17,12 +17,13 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """A stretch of one request's tokens. `wants_logits` is for the last of them."""
+    """A stretch of one request's tokens. `wants_logits` is for the last of them, `is_read` for the results of all."""
 
     request: Request
     start: int
     ids: tuple[int, ...]
     wants_logits: bool
+    is_read: bool = False
 
     @property
     def slot(self) -> int:

@@ -8,17 +8,19 @@ engine goes on; a fault of the engine itself ends all of them and refuses new on
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from .batch import Batch
-from .errors import EngineError, GenerationError
-from .request import FinishReason, Request, RequestState
-from .sampler import sample
+from .batch import Batch, Phase, Row
+from .errors import EngineError, GenerationError, QueueFull
+from .request import FinishReason, Request
+from .sampler import Sampled, sample
 from .scheduler import Scheduler
 
 T = TypeVar("T")
@@ -37,6 +39,25 @@ class BatchRunner(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass
+class EngineCounts:
+    """Steps that ended well, and the tokens in them."""
+
+    n_prefill_steps: int = 0
+    n_decode_steps: int = 0
+    n_prompt_tokens: int = 0
+    n_generated_tokens: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Count a step."""
+        self.n_generated_tokens += sum(row.wants_logits for row in batch.rows)
+        if batch.phase is Phase.PREFILL:
+            self.n_prefill_steps += 1
+            self.n_prompt_tokens += sum(len(row.ids) for row in batch.rows)
+        else:
+            self.n_decode_steps += 1
+
+
 class Engine:
     """Drives a scheduler and a runner on a thread of its own until close().
 
@@ -44,12 +65,19 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: BatchRunner, dispose: Callable[[], None] = lambda: None
+        self,
+        scheduler: Scheduler,
+        runner: BatchRunner,
+        dispose: Callable[[], None] = lambda: None,
+        *,
+        max_queued: int | None = None,
     ) -> None:
         self._dispose = dispose
+        self.max_queued = max_queued
+        self.counts = EngineCounts()
         self.scheduler = scheduler
         self.runner = runner
-        self.n_steps = 0
+        self._open: set[Request] = set()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
@@ -57,9 +85,38 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="pyggml-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; its events come from the engine thread."""
-        self._post(lambda: self._take(request))
+    @property
+    def n_open(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._open)
+
+    @property
+    def fault(self) -> Exception | None:
+        """What ended the engine, None if nothing did."""
+        return self._fault
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no request is taken any more."""
+        return self._is_closing
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none; their events come from the engine thread.
+
+        Raises QueueFull where more than max_queued would wait.
+        """
+        with self._wake:
+            self._check_running()
+            if self.max_queued is not None:
+                most = self.scheduler.n_slots + self.max_queued
+                if len(self._open) + len(requests) > most:
+                    raise QueueFull(
+                        f"{len(self._open)} requests are running or queued, {len(requests)} more were sent and {most} "
+                        f"may be ({self.scheduler.n_slots} slots, {self.max_queued} queued); try again later"
+                    )
+            self._open.update(requests)
+            self._inbox.append(lambda: self._take(requests))
+            self._wake.notify()
 
     def abort(self, request: Request) -> None:
         """End a request early; it gets its terminal event unless it has had one."""
@@ -78,20 +135,22 @@ class Engine:
         self._post(run)
         return future.result()
 
-    def _take(self, request: Request) -> None:
-        if request.max_new == 0:
-            request.finish(FinishReason.LENGTH)
-        else:
-            self.scheduler.add(request)
+    def _take(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.max_new == 0 and request.reader is None:
+                self._end(request, FinishReason.LENGTH)
+            else:
+                self.scheduler.add(request)
 
     def _post(self, message: Callable[[], None]) -> None:
         with self._wake:
-            if self._is_closing:
-                raise EngineError(
-                    f"the engine failed: {self._fault}" if self._fault else "the engine is closed"
-                )
+            self._check_running()
             self._inbox.append(message)
             self._wake.notify()
+
+    def _check_running(self) -> None:
+        if self._is_closing:
+            raise EngineError(f"the engine failed: {self._fault}" if self._fault else "the engine is closed")
 
     def _loop(self) -> None:
         try:
@@ -104,8 +163,7 @@ class Engine:
             while self._inbox:  # what was posted since is answered too
                 self._inbox.popleft()()
             for request in self.scheduler.requests():
-                self.scheduler.release(request)
-                request.finish(FinishReason.ERROR if fault else FinishReason.ABORT, error=fault)
+                self._end(request, FinishReason.ERROR if fault else FinishReason.ABORT, fault)
         finally:
             self.runner.close()
             self._dispose()
@@ -120,7 +178,15 @@ class Engine:
                 self._inbox.popleft()()
             if is_closing:
                 return
+            self._end_late()
             self.step()
+
+    def _end_late(self) -> None:
+        """End requests whose time is over, running or queued."""
+        now = time.perf_counter()
+        for request in self.scheduler.requests():
+            if request.deadline_s is not None and now >= request.deadline_s:
+                self._end(request, FinishReason.TIME)
 
     def step(self) -> None:
         """Schedule, run, choose the next tokens, send them."""
@@ -128,31 +194,50 @@ class Engine:
         if batch is None:
             return
         try:
-            logits = self.runner.run(batch)
+            results = self.runner.run(batch)
             self.scheduler.ran(batch)
+            results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
-            chosen = sample(logits, [row.request.sampler for row in rows])
+            chosen = self._choose(rows, results)
         except Exception as error:
             self._fail(batch, error)
             if self.runner.is_broken:
                 raise
             return
-        self.n_steps += 1
+        self.counts.add(batch)
         for row, sampled in zip(rows, chosen):
-            row.request.accept(sampled)
-            if row.request.state is RequestState.FINISHED:
+            try:
+                row.request.accept(sampled)
+            except Exception as error:  # of what forms the answer: the others go on
+                self._end(row.request, FinishReason.ERROR, _failure(error))
+                continue
+            if row.request.is_finished:
                 self._leave(row.request, keep=sampled.error is None)
+
+    def _read(self, batch: Batch, results: np.ndarray) -> np.ndarray:
+        """Hand the results of all its tokens to a prompt's reader; the rows to choose from are left."""
+        row = batch.rows[0]
+        if not row.is_read:
+            return results
+        row.request.read(row.start, results)
+        if row.request.is_finished:
+            self._leave(row.request, keep=True)
+        return results[-1:]
+
+    def _choose(self, rows: Sequence[Row], logits: np.ndarray) -> list[Sampled]:
+        if not rows:
+            return []
+        return sample(logits, [row.request.sampler for row in rows])
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         for row in batch.rows:
-            failure = error if isinstance(error, EngineError) else GenerationError(f"a step failed: {error}")
-            failure.__cause__ = error if failure is not error else None
-            self._end(row.request, FinishReason.ERROR, failure, keep=False)
+            self._end(row.request, FinishReason.ERROR, _failure(error), keep=False)
 
     def _leave(self, request: Request, *, keep: bool) -> None:
         if not keep and request.slot is not None:
             self.runner.forget(request.slot)  # what a failed step wrote there may not be finite
         self.scheduler.release(request, keep=keep)
+        self._open.discard(request)
 
     def _end(
         self, request: Request, reason: FinishReason, error: Exception | None = None, keep: bool = True
@@ -173,3 +258,12 @@ class Engine:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+
+def _failure(error: Exception) -> EngineError:
+    """What a request is told of an error that ended it."""
+    if isinstance(error, EngineError):
+        return error
+    failure = GenerationError(f"a step failed: {error}")
+    failure.__cause__ = error
+    return failure

@@ -11,6 +11,7 @@ PyggmlError
     ├── PlanError                  no graph can be planned for a shape on a device
     ├── RequestError               this request is wrong; others are not concerned
     │   ├── PromptTooLong
+    │   ├── QueueFull              as many requests wait as may; try again later
     │   └── TemplateError          the chat template refused the messages or is broken
     └── GenerationError            a running request failed (non-finite logits, lost device)
 """
@@ -58,6 +59,10 @@ class RequestError(EngineError, ValueError):
 
 class PromptTooLong(RequestError):
     """The prompt does not fit the context."""
+
+
+class QueueFull(RequestError):
+    """As many requests are running and waiting as may; one sent later will do."""
 
 
 class TemplateError(RequestError):

@@ -24,7 +24,8 @@ class PlanShape:
     `n_seq` slots from `slot0` on take part with `n_tokens` tokens each (padding included) and see
     the first `n_kv` rows of their slots; `n_out` tokens get logits. Plans of different `lane` are
     otherwise the same: their host arrays differ, so that several can be in flight. Where attention takes
-    any length, a plan is made for the longest window of slot 0 and moved to where a step needs it.
+    any length, a plan is made for the longest window of slot 0 and moved to where a step needs it. With `is_hidden`
+    the result is the hidden state behind the last norm in place of logits.
     """
 
     n_tokens: int
@@ -33,6 +34,7 @@ class PlanShape:
     n_kv: int
     n_out: int
     lane: int = 0
+    is_hidden: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -120,6 +122,8 @@ class Forward:
         if not self.is_last:
             self.graph.send(x, to=self.graph.rank + 1)
             return None
+        if self.shape.is_hidden:  # ranks that cut layers all have it
+            return self.norm(x, "output_norm") if self._is_split_by_layer or self.graph.rank == 0 else None
         if self.maybe("output.weight") is None:
             return None  # another rank has the head
         logits = self.linear(self.norm(x, "output_norm"), "output")

@@ -11,38 +11,33 @@ cache live until close().
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
-
 from .chat_template import ChatTemplate
-from .detokenizer import Detokenizer
 from .engine import Engine
-from .errors import EngineError, PromptTooLong, RequestError, TemplateError
+from .errors import TemplateError
 from .grammar_compiler import GrammarCompiler
+from .intake import Intake, Prompt
 from .load_options import LoadOptions
 from .loading import LoadedModel
 from .model import Model
+from .observation import observe
 from .placement import Placements
-from .plan import Place
-from .request import Request
 from .runner import Runner, RunnerStats
-from .sampler import Sampler
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
+from .sending import Sending
+from .status import EngineStatus
 from .stream import Completion, Stream
-from .text_stream import TextStream
 from .weights import Progress
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM:
+class LLM(Sending):
     """A model on one device or several.
 
     `tp` cuts every layer over that many devices, `layer_split` puts whole layers on that many;
@@ -54,6 +49,7 @@ class LLM:
     `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
     `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured. Without
     `cuda_graphs` every step launches its kernels one by one.
+    At most `max_queued` requests wait for a slot, by default any number.
     `progress(done_bytes, total_bytes)` is called while loading.
     `chat_template` is the text of a template to use in place of the file's. A Model that is given is
     closed with the LLM.
@@ -81,6 +77,7 @@ class LLM:
         transport: str | None = None,
         cuda_graphs: bool = True,
         prefix_cache: bool = True,
+        max_queued: int | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -101,9 +98,13 @@ class LLM:
             self._free()
             raise
         self.n_ctx = self._loaded.n_ctx
-        self._grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
+        grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
+        self._intake = Intake(self.model, self.n_ctx, grammars)
         self._scheduler = Scheduler(
-            n_slots=parallel, max_chunk=self._runner.max_prefill, reuse_prefix=prefix_cache
+            n_slots=parallel,
+            max_chunk=self._runner.max_prefill,
+            max_read=self._runner.max_read,
+            reuse_prefix=prefix_cache,
         )
         loaded, opened = self._loaded, self.model
 
@@ -111,7 +112,7 @@ class LLM:
             loaded.close()
             opened.close()
 
-        self._engine = Engine(self._scheduler, self._runner, dispose)
+        self._engine = Engine(self._scheduler, self._runner, dispose, max_queued=max_queued)
         self._is_closed = False
 
     def _template(self, source: str) -> ChatTemplate | None:
@@ -206,7 +207,7 @@ class LLM:
         """
         single = isinstance(prompts, str)
         texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        ids = [self._prompt_ids(p) for p in texts]
+        ids = [self._intake.prompt_ids(p) for p in texts]
         answers = self._start(ids, self.model.sampling(**sampling), tells_each=stream)
         if stream:
             return answers
@@ -215,94 +216,17 @@ class LLM:
 
     def _start(self, prompts: Sequence[list[int]], params: SamplingParams, *, tells_each: bool) -> Stream:
         stream = Stream(self._abort, tells_each=tells_each)
-        requests = [self._request(ids, params, index, stream) for index, ids in enumerate(prompts)]
+        emit = stream.emit
+        requests = [self._intake.answer(ids, params, emit, index=i) for i, ids in enumerate(prompts)]
         for request in requests:
             stream.add(request)
-        for request in requests:
-            self._engine.submit(request)
+        self._engine.submit(requests)
         return stream
 
-    def _request(self, ids: list[int], params: SamplingParams, index: int, stream: Stream) -> Request:
-        tokenizer, n_vocab = self.model.tokenizer, self.model.hparams.n_vocab
-        self._check_ids(ids)
-        room = self.n_ctx - len(ids)
-        if room < 1:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens; with a context of {self.n_ctx} at most {self.n_ctx - 1} fit"
-            )
-        stop_ids = frozenset() if params.ignore_eos else tokenizer.stop_ids
-        banned = [id for id in tokenizer.stop_ids if id < n_vocab] if params.ignore_eos else []
-        return Request(
-            prompt_ids=ids,
-            params=params,
-            sampler=Sampler(
-                params,
-                n_vocab=n_vocab,
-                prompt_ids=ids,
-                index=index,
-                banned=banned,
-                constraint=self._grammars.constraint(params),
-            ),
-            text=TextStream(Detokenizer(tokenizer), params.stop),
-            emit=stream.emit,
-            max_new=room if params.max_tokens is None else min(room, params.max_tokens),
-            stop_ids=stop_ids,
-            index=index,
-        )
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenize(prompt)
-        try:
-            return list(prompt)
-        except TypeError:
-            raise RequestError(f"the prompt is {prompt!r}; a text or a list of token ids is needed") from None
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        n_vocab = self.model.hparams.n_vocab
-        if not ids:
-            raise RequestError("the prompt has no tokens; give at least one")
-        for id in ids:
-            if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
-                raise RequestError(f"token id {id!r}; token ids are whole numbers")
-            if not 0 <= id < n_vocab:
-                raise RequestError(f"token id {id} is outside of the vocabulary of {n_vocab}")
-
-    def _abort(self, request: Request) -> None:
-        if not self._is_closed:
-            with contextlib.suppress(EngineError):  # an engine that has failed has ended it already
-                self._engine.abort(request)
-
-    def score(self, tokens: Prompt, *, logits: bool = False, chunk: int | None = None) -> np.ndarray:
-        """Log-probabilities of given tokens, or all logits.
-
-        Shapes: [n_tokens - 1] float64, entry i for token i + 1 after tokens 0 to i; with `logits`
-        [n_tokens, n_vocab] float32. `chunk` tokens are evaluated at a time, by default `batch`.
-        Raises PromptTooLong, RequestError.
-        """
-        ids = self._prompt_ids(tokens)
-        self._check_ids(ids)
-        if chunk is not None and chunk < 1:
-            raise RequestError(f"chunk = {chunk}; at least 1 is needed")
-        if len(ids) > self.n_ctx:
-            raise PromptTooLong(f"{len(ids)} tokens do not fit a context of {self.n_ctx}")
-        step = min(chunk or self._runner.max_chunk, self._runner.max_chunk)
-        return self._engine.call(lambda: self._score(ids, step, logits))
-
-    def _score(self, ids: list[int], step: int, want_logits: bool) -> np.ndarray:
-        slot = self._scheduler.borrow_slot()
-        if slot is None:
-            raise RequestError("all slots are in use; score() needs one, wait for an answer to end")
-        parts = []
-        for start in range(0, len(ids), step):
-            piece = ids[start : start + step]
-            logits = self._runner.prefill(Place(slot, start, piece), range(len(piece)))
-            if want_logits:
-                parts.append(logits.copy())
-            else:
-                following = ids[start + 1 : start + 1 + len(piece)]
-                parts.append(_logprobs(logits[: len(following)], following))
-        return np.concatenate(parts)
+    def status(self) -> EngineStatus:
+        """How the engine stands, without waiting for it."""
+        assert self._loaded is not None, "an LLM that was made is loaded"
+        return observe(self._engine, self._runner, self._loaded, is_closed=self._is_closed)
 
     def close(self) -> None:
         """End what is running and free all memory. Closing twice is allowed."""
@@ -331,12 +255,3 @@ def _join(stream: Stream) -> list[Completion]:
     for _ in stream:
         pass
     return stream.completions
-
-
-def _logprobs(logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:
-    """log softmax(logits)[row, id], in float64."""
-    x = logits.astype(np.float64)
-    top = x.max(axis=1, keepdims=True)
-    total = np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
-    values: np.ndarray = x[np.arange(len(ids)), ids] - total
-    return values

@@ -89,6 +89,18 @@ class LoadedModel:
             )
 
     @property
+    def transports(self) -> tuple[str, ...]:
+        """How sums over ranks travel, by their size; for one rank nothing."""
+        if self._group is None or self._arranged.deal.mode is not Mode.TENSOR:
+            return ()
+        return tuple(_spans(self._group))
+
+    @property
+    def n_reduces(self) -> int:
+        """Sums over ranks since the start."""
+        return 0 if self._group is None or self._group.closed else self._group.n_reduces()
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
         """What lies where, in bytes, a rank each."""
         demands, replicated = self._arranged.deal.demands, self._replicated_bytes
@@ -156,9 +168,13 @@ def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
     report = group.transports
     found = [str(pair) for pair in report.pairs if not pair.passed]
     if mode is Mode.TENSOR:
-        ways = (f"{s.name} from {s.min_elements} elements on" if s.min_elements else s.name for s in report.spans)
-        found.append(f"sums over ranks go through: {', '.join(ways)}")
+        found.append(f"sums over ranks go through: {', '.join(_spans(group))}")
     return found
+
+
+def _spans(group: gg.Group) -> list[str]:
+    spans = group.transports.spans
+    return [f"{s.name} from {s.min_elements} elements on" if s.min_elements else s.name for s in spans]
 
 
 def _whole_bytes(parts: Sequence[Part]) -> int:

@@ -21,6 +21,8 @@ from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 from .weights import Found, find_weights
 
+_POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers
+
 
 class Model:
     """A GGUF model: `Model("model.gguf")`, or `smollm2` and `gemma3` from their packages.
@@ -77,6 +79,11 @@ class Model:
     def chat_template(self) -> ChatTemplate | None:
         """The chat template of the file, None for a base model."""
         return ChatTemplate.from_gguf(self.metadata, self.tokenizer)
+
+    @property
+    def pooling(self) -> str | None:
+        """How the file says that hidden states become one vector; None where it says nothing that is known here."""
+        return _POOLINGS.get(self.metadata.get(f"{self.arch}.pooling_type"))
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: what was chosen, else the file's, else the defaults."""

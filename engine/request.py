@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
 
 from .sampler import Sampled, Sampler
 from .sampling_params import SamplingParams
@@ -30,6 +33,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIME = "time"
     ERROR = "error"
 
 
@@ -70,7 +74,8 @@ class Delta:
 
     `text` may be empty while a character or a possible stop string is incomplete. The last delta
     has `finish_reason` and `stats`, and `error` when that is ERROR. `index` tells the prompt of a
-    batch.
+    batch, or the answer of several to one prompt. The first delta has `prompt_logprobs` where they were asked for,
+    an entry for each prompt token but the first; the last one of a prompt that was to be embedded has `embedding`.
     """
 
     text: str
@@ -80,11 +85,33 @@ class Delta:
     stats: Stats | None = None
     error: Exception | None = None
     index: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    embedding: np.ndarray | None = None
+
+
+class PromptReader(Protocol):
+    """What is given the results of all prompt tokens: logits, or with `wants_hidden` hidden states.
+
+    At most `max_rows` at a time, where that is a number.
+    """
+
+    wants_hidden: bool
+    max_rows: int | None
+
+    def take(self, start: int, rows: np.ndarray) -> None:
+        """Results of the tokens from `start` on."""
+
+    def told(self) -> dict[str, Any]:
+        """The fields of a Delta that it fills once the prompt was read."""
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt being answered. `n_past` of its tokens are in the cache of `slot`."""
+    """A prompt being answered. `n_past` of its tokens are in the cache of `slot`.
+
+    `reader` is given the results of every prompt token, which are then all evaluated. `group` is the same for answers
+    to one prompt, which share its evaluation. After `deadline_s` (of time.perf_counter) it ends.
+    """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -94,6 +121,10 @@ class Request:
     max_new: int
     stop_ids: frozenset[int]
     index: int = 0
+    reader: PromptReader | None = None
+    group: object | None = None
+    reuses_prefix: bool = True
+    deadline_s: float | None = None
     state: RequestState = RequestState.WAITING
     slot: int | None = None
     n_past: int = 0
@@ -102,6 +133,12 @@ class Request:
     arrived_s: float = field(default_factory=time.perf_counter)
     started_s: float = 0.0
     first_token_s: float = 0.0
+    _untold: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last event was sent."""
+        return self.state is RequestState.FINISHED
 
     @property
     def n_tokens(self) -> int:
@@ -124,6 +161,15 @@ class Request:
         self.state = RequestState.RUNNING
         self.started_s = time.perf_counter()
 
+    def read(self, start: int, rows: np.ndarray) -> None:
+        """Hand the results of prompt tokens to the reader; finish where no answer is wanted."""
+        assert self.reader is not None, "somebody reads the prompt"
+        self.reader.take(start, rows)
+        if start + len(rows) == len(self.prompt_ids):
+            self._untold = self.reader.told()
+            if self.max_new == 0:
+                self.finish(FinishReason.LENGTH)
+
     def accept(self, sampled: Sampled) -> None:
         """Take the next token: send its text, and finish where it ends the answer."""
         if sampled.error is not None:
@@ -145,7 +191,11 @@ class Request:
         elif len(self.output_ids) >= self.max_new:
             self.finish(FinishReason.LENGTH, text, (sampled.id,), logprobs)
         else:
-            self.emit(Delta(text, (sampled.id,), logprobs, index=self.index))
+            self.emit(Delta(text, (sampled.id,), logprobs, index=self.index, **self._tell()))
+
+    def _tell(self) -> dict[str, Any]:
+        untold, self._untold = self._untold, {}
+        return untold
 
     @property
     def is_complete(self) -> bool:
@@ -168,7 +218,7 @@ class Request:
         text += self.text.finish()
         if reason is FinishReason.LENGTH and self.text.stopped:
             reason = FinishReason.STOP  # the text held back until now completes a stop string
-        self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index))
+        self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index, **self._tell()))
 
     def _stats(self) -> Stats:
         now = time.perf_counter()

@@ -25,6 +25,7 @@ from .rank import Ranks
 
 MAX_PLANS = 64
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
+MAX_READ_BYTES = 1 << 27  # of the logits of one step
 # Micro-batches of one prefill step where stages work on several at once.
 MAX_IN_FLIGHT = 8
 
@@ -129,8 +130,16 @@ class Runner:
         """The most tokens of one prefill step: several micro-batches where stages take turns on them."""
         return self.max_chunk * (MAX_IN_FLIGHT if self._ranks.is_split_by_layer else 1)
 
+    @property
+    def max_read(self) -> int:
+        """The most tokens of one step whose logits are all wanted."""
+        return max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
+
     def run(self, batch: Batch) -> np.ndarray:
-        """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run."""
+        """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run.
+
+        A row that is read gives the results of all its tokens.
+        """
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
             slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots, can_move=self._can_move)
@@ -140,14 +149,18 @@ class Runner:
             at = [p.slot - slot0 for p in places]
             return logits if len(at) == n_seq else logits[at]
         (place,) = places
-        return self.prefill(place, [len(place.ids) - 1] if batch.rows[0].wants_logits else [])
+        (row,) = batch.rows
+        reader = row.request.reader if row.is_read else None
+        if reader is not None:
+            return self.prefill(place, range(len(place.ids)), is_hidden=reader.wants_hidden)
+        return self.prefill(place, [len(place.ids) - 1] if row.wants_logits else [])
 
-    def prefill(self, place: Place, out_rows: Sequence[int]) -> np.ndarray:
+    def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
         if len(place.ids) > self.max_chunk:
             place, out_rows = self._pipelined(place, out_rows)
         n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
-        shape = self._prefill_shape(place, n_out)
+        shape = replace(self._prefill_shape(place, n_out), is_hidden=is_hidden)
         n = shape.n_tokens
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])

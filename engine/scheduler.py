@@ -17,8 +17,11 @@ from .request import Request
 class Scheduler:
     """Queues and slots. Prefill chunks and decode steps take turns where both are waiting."""
 
-    def __init__(self, *, n_slots: int, max_chunk: int, reuse_prefix: bool = True) -> None:
+    def __init__(
+        self, *, n_slots: int, max_chunk: int, max_read: int | None = None, reuse_prefix: bool = True
+    ) -> None:
         self.n_slots = n_slots
+        self.max_read = max_read or max_chunk
         self.max_chunk = max_chunk
         self.reuse_prefix = reuse_prefix
         self.waiting: deque[Request] = deque()
@@ -54,9 +57,11 @@ class Scheduler:
         return self._decode(decoding) if decoding else None
 
     def _prefill(self, request: Request) -> Batch:
-        start = request.n_past
-        stop = min(start + self.max_chunk, len(request.prompt_ids))
-        row = Row(request, start, tuple(request.prompt_ids[start:stop]), stop == len(request.prompt_ids))
+        start, n_prompt, reader = request.n_past, len(request.prompt_ids), request.reader
+        n_most = self.max_chunk if reader is None else min(reader.max_rows or self.max_read, self.max_chunk)
+        stop = min(start + n_most, n_prompt)
+        wants_logits = stop == n_prompt and request.max_new > 0
+        row = Row(request, start, tuple(request.prompt_ids[start:stop]), wants_logits, reader is not None)
         return Batch(Phase.PREFILL, (row,))
 
     def _decode(self, requests: Sequence[Request]) -> Batch:
@@ -72,6 +77,10 @@ class Scheduler:
             del held[row.start :]
             held.extend(row.ids)
 
+    def n_held(self, slot: int) -> int:
+        """Tokens that a slot holds."""
+        return len(self._held[slot])
+
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take a finished request out of its slot or of the queue."""
         if request.slot is not None and self.running.get(request.slot) is request:
@@ -81,19 +90,12 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def borrow_slot(self) -> int | None:
-        """A free slot for work outside of requests; what it held is forgotten."""
-        free = [s for s in range(self.n_slots) if s not in self.running]
-        if not free:
-            return None
-        slot = min(free, key=lambda s: (len(self._held[s]), s))
-        self._held[slot].clear()
-        return slot
-
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.n_slots:
             request = self.waiting.popleft()
             slot, n_cached = self._best_slot(request.prompt_ids)
+            if request.reader is not None or not request.reuses_prefix:
+                n_cached = 0
             self._clock += 1
             self._last_used[slot] = self._clock
             del self._held[slot][n_cached:]

@@ -23,9 +23,9 @@ sqrt sub sum_rows swiglu tanh top_candidates top_k view
 """.split()
 
 ENGINE = """
-Completion ConfigError Delta EngineError FinishReason GenerationError LLM MissingTensor Model ModelError Placement
-PlanError PromptTooLong RequestError SamplingParams Stats Stream TemplateError TokenLogprob UnsupportedArchitecture
-UnsupportedTokenizer UnsupportedValue
+Completion ConfigError Delta EngineError EngineStatus FinishReason GenerationError LLM MissingTensor Model
+ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError SamplingParams SlotStatus Stats Stream
+Submission TemplateError TokenLogprob UnsupportedArchitecture UnsupportedTokenizer UnsupportedValue
 """.split()
 
 SERVER = ["ServerOptions", "StartError", "serve"]

@@ -1,0 +1,62 @@
+"""Reads an engine's status off its parts, from any thread and without waiting for a step."""
+
+from __future__ import annotations
+
+import time
+
+from .engine import Engine
+from .loading import LoadedModel
+from .request import Request
+from .runner import Runner
+from .scheduler import Scheduler
+from .status import EngineStatus, PrefixStatus, SlotStatus
+
+
+def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: bool) -> EngineStatus:
+    """The status of an engine that runs a loaded model."""
+    scheduler, counts, stats = engine.scheduler, engine.counts, runner.stats
+    running = dict(scheduler.running)
+    n_open = engine.n_open
+    fault = engine.fault
+    return EngineStatus(
+        state="failed" if fault else "closed" if is_closed else "ready",
+        fault=None if fault is None else str(fault),
+        is_device_lost=fault is not None,
+        n_ctx=loaded.n_ctx,
+        n_open=n_open,
+        n_running=len(running),
+        n_queued=max(0, n_open - len(running)),
+        max_queued=engine.max_queued,
+        n_tokens_in_flight=sum(request.n_past for request in running.values()),
+        slots=tuple(_slot(scheduler, s, running.get(s)) for s in range(scheduler.n_slots)),
+        prefix=PrefixStatus(is_on=scheduler.reuse_prefix),
+        ranks=() if is_closed else loaded.placements,
+        transports=loaded.transports,
+        n_steps=stats.n_steps,
+        n_prefill_steps=counts.n_prefill_steps,
+        n_decode_steps=counts.n_decode_steps,
+        n_prompt_tokens=counts.n_prompt_tokens,
+        n_generated_tokens=counts.n_generated_tokens,
+        n_plans_built=stats.n_plans_built,
+        n_rebuilds=0,
+        native_s=stats.native_s,
+        plan_s=stats.plan_s,
+        n_reduces=0 if is_closed else loaded.n_reduces,
+        reduce_s=None,
+    )
+
+
+def _slot(scheduler: Scheduler, slot: int, request: Request | None) -> SlotStatus:
+    n_held = scheduler.n_held(slot)
+    if request is None:
+        return SlotStatus(slot, "free", n_held)
+    return SlotStatus(
+        slot=slot,
+        state="prefill" if request.is_prefilling else "decode",
+        n_held=n_held,
+        n_prompt=len(request.prompt_ids),
+        n_cached=request.n_cached,
+        n_past=request.n_past,
+        n_generated=len(request.output_ids),
+        running_s=time.perf_counter() - request.started_s,
+    )
