@@ -6,16 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from .errors import ApiError, BadRequest, ServerFault, Unavailable
+from .errors import ApiError, BadRequest, ServerFault, TooMany, Unavailable
 from .messages import Failed, Piece
 
 
 def error_of(failed: Failed) -> ApiError:
     """What a client is told of a request that the engine ended."""
     if failed.kind == "too_long":
-        return BadRequest(failed.message, param="messages", code="context_length_exceeded")
-    if failed.kind in ("request", "template", "unsupported"):
+        return BadRequest(failed.message, code="context_length_exceeded")
+    if failed.kind in ("request", "template"):
         return BadRequest(failed.message)
+    if failed.kind == "queue_full":
+        return TooMany(failed.message, code="queue_full", retry_after_s=1)
     if failed.kind == "engine":
         return Unavailable(failed.message, code="engine_unavailable")
     return ServerFault(failed.message, code="generation_failed")

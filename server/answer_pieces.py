@@ -1,63 +1,91 @@
-"""Deltas of one request as the messages that the front gets: one a step, or one an answer."""
+"""Deltas of one request as the messages that the front gets: one a step, or one an answer.
+
+Deltas come on the engine's thread, and may come before the request's other prompts are handed over: they are held until
+`open`, so that the front hears first that the request was accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
-from pyggml.engine import Delta, FinishReason, Stats, TokenLogprob
+from pyggml.engine import Delta, Stats, TokenLogprob
 
-from .messages import Counts, Echo, Failed, FromEngine, Generate, Piece, TokenScore
+from .messages import Counts, Echo, FromEngine, Generate, Piece, TokenScore
 
 
 class AnswerPieces:
-    """Takes the deltas of a request on the engine's thread. The first error ends all of its answers."""
+    """Takes the deltas of a request. The first error ends all of its answers, and `failed` is told."""
 
     def __init__(
         self,
         asked: Generate,
+        prompts: Sequence[Sequence[int]],
         token_bytes: Callable[[int], bytes],
         send: Callable[[FromEngine], None],
         ended: Callable[[int], None],
+        failed: Callable[[int, Exception], None],
     ) -> None:
-        self._asked = asked
-        self._token_bytes = token_bytes
-        self._send = send
-        self._ended = ended
+        self._asked, self._prompts, self._token_bytes = asked, prompts, token_bytes
+        self._send, self._ended, self._failed = send, ended, failed
         self._gathered: dict[int, Piece] = {}
-        self._n_open = asked.n * max(1, len(asked.prompts))
+        self._n_open = asked.n * len(prompts)
         self._has_failed = False
         self._echoes: dict[int, Echo] = {}
+        self._held: list[Delta] | None = []
+        self._lock = threading.Lock()
 
-    def echo(self, index: int, echo: Echo) -> None:
-        """Have the first piece of an answer carry its prompt."""
-        self._echoes[index] = echo
+    def echo(self, prompt: int, echo: Echo) -> None:
+        """Have the first piece of each answer to a prompt carry it."""
+        for index in range(prompt * self._asked.n, (prompt + 1) * self._asked.n):
+            self._echoes[index] = Echo(echo.text)
 
-    def take(self, index: int, delta: Delta) -> None:
-        """Send a delta of the answer `index`, or keep it for the answer's end."""
+    def open(self) -> None:
+        """Send what was held, and from now on each delta as it comes."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            for delta in held:
+                self._pass(delta)
+
+    def take(self, delta: Delta) -> None:
+        """Take a delta of one of the answers."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append(delta)
+            else:
+                self._pass(delta)
+
+    def _pass(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
             self._n_open -= 1
             if not self._n_open:
                 self._ended(self._asked.id)
-        if delta.error is not None:
-            if not self._has_failed:
-                self._has_failed = True
-                self._send(Failed(self._asked.id, "generation", str(delta.error)))
+        if self._has_failed:
             return
-        piece = self._piece(index, delta)
+        if delta.error is not None:
+            self._has_failed = True
+            self._failed(self._asked.id, delta.error)
+            return
+        piece = self._piece(delta)
         if self._asked.tells_each:
             self._send(piece)
-            return
-        whole = self._gathered.setdefault(index, piece)
+        else:
+            self._gather(piece)
+
+    def _gather(self, piece: Piece) -> None:
+        whole = self._gathered.setdefault(piece.index, piece)
         if whole is not piece:
             whole.text += piece.text
             whole.ids += piece.ids
             whole.scores += piece.scores
             whole.finish_reason, whole.counts = piece.finish_reason, piece.counts
         if whole.finish_reason is not None:
-            self._send(self._gathered.pop(index))
+            self._send(self._gathered.pop(piece.index))
 
-    def _piece(self, index: int, delta: Delta) -> Piece:
-        reason: FinishReason | None = delta.finish_reason
+    def _piece(self, delta: Delta) -> Piece:
+        reason, index = delta.finish_reason, delta.index
+        if delta.prompt_logprobs is not None:
+            self._score_prompt(index, delta.prompt_logprobs)
         return Piece(
             self._asked.id,
             index,
@@ -68,6 +96,15 @@ class AnswerPieces:
             None if delta.stats is None else counts_of(delta.stats),
             self._echoes.pop(index, None),
         )
+
+    def _score_prompt(self, index: int, entries: Sequence[TokenLogprob]) -> None:
+        """Put a prompt's scores where its answers have not begun; the first token has none."""
+        prompt, n = index // self._asked.n, self._asked.n
+        first = self._prompts[prompt][0]
+        scores = [TokenScore(first, self._token_bytes(first), None), *map(self._score, entries)]
+        for other in range(prompt * n, (prompt + 1) * n):
+            if (echo := self._echoes.get(other)) is not None:
+                echo.scores = scores
 
     def _score(self, entry: TokenLogprob) -> TokenScore:
         data = self._token_bytes

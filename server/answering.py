@@ -1,19 +1,29 @@
 """The engine process's side of each request: checks it, hands it to the engine, sends what comes back.
 
-Takes messages on the event loop; tokenizing and rendering run in threads, deltas come on the engine's thread and leave
-through the outbox. Each Generate ends with a last Piece for every index or with one Failed.
+Takes messages on the event loop. Tokenizing, rendering and compiling of grammars run in threads; deltas come on the
+engine's thread and leave through the outbox. Each Generate ends with a last Piece for every index or with one Failed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from pyggml.engine import LLM, EngineError, GenerationError, PromptTooLong, RequestError, TemplateError
+from pyggml.engine import (
+    LLM,
+    Delta,
+    EngineError,
+    GenerationError,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    Submission,
+    TemplateError,
+)
 
 from .answer_pieces import AnswerPieces
-from .interim import submit
 from .messages import (
     Accepted,
     Cancel,
@@ -34,6 +44,7 @@ from .outbox import Outbox
 KINDS: tuple[tuple[type[Exception], str], ...] = (
     (PromptTooLong, "too_long"),
     (TemplateError, "template"),
+    (QueueFull, "queue_full"),
     (RequestError, "request"),
     (GenerationError, "generation"),
     (EngineError, "engine"),
@@ -45,78 +56,140 @@ def kind_of(error: Exception) -> str:
     return next((kind for type_, kind in KINDS if isinstance(error, type_)), "generation")
 
 
+class Job:
+    """What runs for one request; it may be cancelled while a thread is still handing it over."""
+
+    def __init__(self) -> None:
+        self._submissions: list[Submission] = []
+        self._is_cancelled = False
+
+    def add(self, submission: Submission) -> None:
+        """The engine has taken a part."""
+        self._submissions.append(submission)
+        if self._is_cancelled:
+            submission.cancel()
+
+    def cancel(self) -> None:
+        """End all parts."""
+        self._is_cancelled = True
+        for submission in list(self._submissions):
+            submission.cancel()
+
+
 class Answering:
     """All requests of one engine."""
 
     def __init__(self, llm: LLM, outbox: Outbox) -> None:
         self._llm = llm
         self._outbox = outbox
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._cancels: dict[int, Callable[[], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: dict[int, Job] = {}
         self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fault(self) -> str:
         """Wait until the engine cannot go on; why."""
         return await self._fault
 
-    def _failed(self, id: int, error: Exception) -> None:
-        kind = kind_of(error)
-        self._outbox.put(Failed(id, kind, str(error)))
-        if kind == "engine" and not self._fault.done():
-            self._fault.set_result(str(error))
-
     def take(self, message: ToEngine) -> None:
         """Begin what a message asks for."""
         match message:
             case Cancel():
-                self._cancel(message.id)
-            case Generate():
-                self._begin(message.id, self._generate(message))
+                if (job := self._jobs.pop(message.id, None)) is not None:
+                    job.cancel()
+            case Generate() | Embed():
+                self._begin_job(message)
             case Tokenize():
-                self._begin(message.id, self._call(message.id, lambda: self._tokens(message)))
+                self._begin(message.id, lambda: Done(message.id, self._tokens(message)))
             case Detokenize():
-                self._begin(message.id, self._call(message.id, lambda: self._text(message.ids)))
+                self._begin(message.id, lambda: Done(message.id, self._text(message.ids)))
             case Render():
-                self._begin(message.id, self._call(message.id, lambda: self._rendered(message.chat)))
-            case Embed() | Status():
-                self._outbox.put(Failed(message.id, "unsupported", "not built in"))
+                self._begin(message.id, lambda: Done(message.id, self._rendered(message.chat)))
+            case Status():
+                self._begin(message.id, lambda: Done(message.id, asdict(self._llm.status())))
 
-    def _begin(self, id: int, work: Coroutine[Any, Any, None]) -> None:
-        task = self._tasks[id] = asyncio.ensure_future(work)
-        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+    def _begin_job(self, asked: Generate | Embed) -> None:
+        job = self._jobs[asked.id] = Job()
+        if isinstance(asked, Generate):
+            self._begin(asked.id, lambda: self._generate(asked, job))
+        else:
+            self._begin(asked.id, lambda: self._embed(asked, job))
 
-    def _cancel(self, id: int) -> None:
-        if (task := self._tasks.get(id)) is not None:
-            task.cancel()
-        if (cancel := self._cancels.pop(id, None)) is not None:
-            cancel()
+    def _begin(self, id: int, work: Callable[[], Accepted | Done | None]) -> None:
+        task = asyncio.ensure_future(self._done(id, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _call(self, id: int, function: Callable[[], Any]) -> None:
+    async def _done(self, id: int, work: Callable[[], Accepted | Done | None]) -> None:
         try:
-            self._outbox.put(Done(id, await asyncio.to_thread(function)))
-        except Exception as error:
-            self._failed(id, error)
+            result = await asyncio.to_thread(work)
+        except Exception as error:  # whatever it was, this request's client must hear of it
+            self.failed(id, error)
+        else:
+            if result is not None:
+                self._outbox.put(result)
 
-    async def _generate(self, asked: Generate) -> None:
-        try:
-            prompts = await asyncio.to_thread(self._prompts, asked)
-            pieces = AnswerPieces(asked, self._llm.model.tokenizer.token_bytes, self._outbox.put, self._ended)
-            if asked.echoes:
-                for index in range(len(prompts) * asked.n):
-                    prompt = asked.prompts[index // asked.n]
-                    pieces.echo(index, Echo(prompt if isinstance(prompt, str) else self._text(prompt)))
-            self._cancels[asked.id] = submit(self._llm, prompts, asked, pieces.take)
-            self._outbox.put(Accepted(asked.id, [len(ids) for ids in prompts]))
-        except Exception as error:
-            self._failed(asked.id, error)
+    def failed(self, id: int, error: Exception) -> None:
+        """A request cannot go on; from any thread."""
+        if (job := self._jobs.pop(id, None)) is not None:
+            job.cancel()
+        self._outbox.put(Failed(id, kind_of(error), str(error) or type(error).__name__))
+        self._look_for_fault()
+
+    def _look_for_fault(self) -> None:
+        status = self._llm.status()
+        if status.state in ("failed", "closed"):
+            reason = status.fault or "the engine has ended"
+            self._fault.get_loop().call_soon_threadsafe(self._set_fault, reason)
+
+    def _set_fault(self, reason: str) -> None:
+        if not self._fault.done():
+            self._fault.set_result(reason)
 
     def _ended(self, id: int) -> None:
-        self._cancels.pop(id, None)
+        self._jobs.pop(id, None)
 
-    def _prompts(self, asked: Generate) -> list[list[int]]:
+    def _generate(self, asked: Generate, job: Job) -> None:
+        """Hand all prompts over; Accepted goes out before the first piece can."""
+        llm, params = self._llm, self._llm.model.sampling(**asked.sampling)
         if asked.chat is not None:
-            return [self._chat_ids(asked.chat)]
-        return [self._llm.tokenize(p) if isinstance(p, str) else p for p in asked.prompts]
+            prompts = [self._chat_ids(asked.chat)]
+        else:
+            prompts = [llm.tokenize(p) if isinstance(p, str) else p for p in asked.prompts]
+        token_bytes = llm.model.tokenizer.token_bytes
+        pieces = AnswerPieces(asked, prompts, token_bytes, self._outbox.put, self._ended, self.failed)
+        if asked.echoes:
+            for i, given in enumerate(asked.prompts):
+                pieces.echo(i, Echo(given if isinstance(given, str) else self._text(given)))
+        for i, ids in enumerate(prompts):
+            submission = llm.submit(
+                ids, params, pieces.take, n=asked.n, first_index=i * asked.n,
+                prompt_logprobs=asked.prompt_logprobs is not None, time_limit_s=asked.max_seconds,
+                cache_prompt=asked.cache_prompt,
+            )  # fmt: skip
+            job.add(submission)
+        self._outbox.put(Accepted(asked.id, [len(ids) for ids in prompts]))
+        pieces.open()
+
+    def _embed(self, asked: Embed, job: Job) -> None:
+        vectors: list[bytes] = [b""] * len(asked.prompts)
+        n_open = len(vectors)
+        n_tokens = 0
+
+        def take(i: int, delta: Delta) -> None:
+            nonlocal n_open
+            if delta.embedding is None:
+                self.failed(asked.id, delta.error or GenerationError("the text was not read to its end"))
+                return
+            vectors[i] = delta.embedding.astype("<f4").tobytes()
+            n_open -= 1
+            if not n_open:
+                self._ended(asked.id)
+                self._outbox.put(Done(asked.id, [vectors, n_tokens]))
+
+        prompts = [self._llm.tokenize(p) if isinstance(p, str) else p for p in asked.prompts]
+        n_tokens = sum(map(len, prompts))
+        for i, ids in enumerate(prompts):
+            job.add(self._llm.submit_embedding(ids, lambda delta, i=i: take(i, delta)))  # type: ignore[misc]
 
     def _chat_ids(self, chat: Chat) -> list[int]:
         return self._llm.chat_ids(chat.messages, tools=chat.tools, template=chat.variables)
@@ -125,7 +198,7 @@ class Answering:
         ids = self._llm.tokenize(asked.text, add_special=asked.add_special, parse_special=asked.parse_special)
         return [ids, [self._llm.model.tokenizer.token_bytes(id) for id in ids]]
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def _text(self, ids: list[int]) -> str:
         return self._llm.model.tokenizer.decode(ids, skip_special=False)
 
     def _rendered(self, chat: Chat) -> list[Any]:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from .cross_origin import CrossOrigin
+from .engine_metrics import engine_metrics
 from .front import Front
 from .gate import Gate
-from .routes import ROUTES, Route
+from .route import Route
+from .routes import make_routes
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return importlib.metadata.version("pyggml")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
 
 
 def make_app(front: Front) -> web.Application:
     """The application of a server."""
+    front.traffic.metrics.add_source(lambda: engine_metrics(front))
     gate = Gate(front, CrossOrigin(front.options.cors))
     app = web.Application(middlewares=[gate.handle], client_max_size=front.options.max_body_bytes)
     app.on_response_prepare.append(gate.mark)
-    for route in ROUTES:
+    for route in make_routes(version()):
         for path in (route.path, *route.aliases):
             resource = app.router.add_resource(path)
             resource.add_route(route.method, _bound(front, route))

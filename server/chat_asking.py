@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from .errors import BadRequest
+from .form_fields import form_of
 from .front import Front
 from .messages import Chat, Generate
 from .openai_chat import REFUSED, ChatRequest
@@ -22,6 +23,7 @@ def asked_chat(front: Front, request: web.Request, asked: ChatRequest) -> Genera
     sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0
+    sampling |= form_of(asked)
     return Generate(
         0, sampling, chat=Chat(_messages(asked), tools=asked.tools, variables=_variables(asked)), n=asked.n or 1,
         tells_each=bool(asked.stream),

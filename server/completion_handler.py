@@ -11,6 +11,7 @@ from aiohttp import web
 
 from .answer import Answer
 from .errors import ApiError
+from .form_fields import form_of
 from .front import Front
 from .messages import Counts, Generate, Piece, TokenScore
 from .openai_completion import REFUSED, Completion, CompletionChoice, CompletionRequest
@@ -40,6 +41,7 @@ def asked_completion(front: Front, request: web.Request, asked: CompletionReques
     sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
+    sampling |= form_of(asked)
     wants_scores = bool(asked.echo) and asked.logprobs is not None
     return Generate(
         0, sampling, prompts=prompts_of(asked.prompt), n=asked.n or 1, tells_each=bool(asked.stream),

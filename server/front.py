@@ -17,10 +17,11 @@ from aiohttp import web
 from .answer import Answer
 from .api_keys import Key, KeyRing
 from .body import decoded, read_body
-from .engine_link import EngineLink
+from .engine_link import EngineLink, State
 from .errors import NotFound, TooMany
 from .messages import Generate
 from .options import ServerOptions
+from .response_store import ResponseStore
 from .traffic import Traffic
 
 T = TypeVar("T")
@@ -31,12 +32,15 @@ RECORD = web.RequestKey("record", dict)
 class Front:
     """One server. `names` are those under which its model is served, `fingerprint` tells its build and model."""
 
-    def __init__(self, options: ServerOptions, link: EngineLink, keys: KeyRing, names: tuple[str, ...]) -> None:
-        self.options, self.link, self.keys, self.names = options, link, keys, names
+    def __init__(
+        self, options: ServerOptions, link: EngineLink, keys: KeyRing, store: ResponseStore, names: tuple[str, ...]
+    ) -> None:
+        self.options, self.link, self.keys, self.store, self.names = options, link, keys, store, names
         self.traffic = Traffic(names[0])
         self.started_s = int(time.time())
         self.fingerprint = f"pyggml-{names[0]}"
         self.is_stopping = False
+        self.engine_status: dict[str, Any] | None = None
 
     async def read(self, request: web.Request, type_: type[T]) -> T:
         """The request's body as its type. Raises BadRequest or TooLarge."""
@@ -62,23 +66,30 @@ class Front:
         return {**chosen, "max_tokens": asked if cap is None else min(cap, asked if asked is not None else cap)}
 
     @contextmanager
-    def answer(self, request: web.Request, asked: Generate) -> Iterator[Answer]:
-        """An answer to a request, from its admission to its end. Raises TooMany or Unavailable."""
-        n = asked.n * max(1, len(asked.prompts))
+    def admitted(self, request: web.Request, n: int) -> Iterator[None]:
+        """Room for n answers to a request, under its key's caps. Raises TooMany or Unavailable."""
         key: Key | None = request.get(KEY)
         with ExitStack() as stack:
-            if self.is_stopping:
+            if self.is_stopping or self.link.state is not State.READY:
                 raise self.link.unavailable()
             if key is not None:
                 stack.enter_context(key.asking())
             self._check_room(n)
-            answer = stack.enter_context(self.link.generate(asked))
-            followed = stack.enter_context(self.traffic.follow(answer, n, request[RECORD]))
-            try:
-                yield answer
-            finally:
-                if key is not None:
-                    key.use.add(0, followed.n_tokens)
+            stack.enter_context(self.traffic.open(n))
+            yield
+
+    @contextmanager
+    def answer(self, request: web.Request, asked: Generate) -> Iterator[Answer]:
+        """An answer to a request, from its admission to its end. Raises TooMany or Unavailable."""
+        key: Key | None = request.get(KEY)
+        asked.max_seconds = None if key is None else key.caps.max_seconds
+        with self.admitted(request, asked.n * max(1, len(asked.prompts))), self.link.generate(asked) as answer:
+            with self.traffic.follow(answer, request[RECORD]) as followed:
+                try:
+                    yield answer
+                finally:
+                    if key is not None:
+                        key.use.add(0, followed.n_tokens)
 
     def _check_room(self, n: int) -> None:
         n_slots = self.link.facts.get("n_slots", 1)

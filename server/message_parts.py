@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from .openai_chat import ChatDelta, ToolCall
 
 
@@ -29,6 +33,20 @@ class MessageParts:
             return []
         self._content += text
         return [ChatDelta(content=text)]
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of reasoning so far."""
+        return 0
+
+    def message(self) -> dict[str, Any]:
+        """The whole as a message of a conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
+        return message
 
     def finish(self) -> list[ChatDelta]:
         """Take the end."""

@@ -51,6 +51,8 @@ class Generate(Message):
     tells_each: bool = True
     prompt_logprobs: int | None = None
     echoes: bool = False
+    max_seconds: float | None = None
+    cache_prompt: bool = True
 
 
 class Cancel(Message):
@@ -173,7 +175,7 @@ class Done(Message):
 
 
 class Failed(Message):
-    """A request ended with an error. `kind` is request, too_long, template, unsupported, generation or engine."""
+    """A request ended with an error. `kind` is request, too_long, template, queue_full, generation or engine."""
 
     id: int
     kind: str

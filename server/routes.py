@@ -1,45 +1,53 @@
-"""The paths of the server: what each takes and gives, for the router and for the API description alike."""
+"""The paths of the server, for the router and for the API description alike."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
-
-from aiohttp import web
-
-from . import chat_handler, completion_handler, health_handler, models_handler
-from .front import Front
+from . import (
+    chat_handler,
+    completion_handler,
+    embeddings_handler,
+    health_handler,
+    models_handler,
+    responses_handler,
+    status_handler,
+    text_handler,
+)
 from .openai_chat import ChatChunk, ChatCompletion, ChatRequest
 from .openai_completion import Completion, CompletionRequest
+from .openai_embeddings import Embeddings, EmbeddingsRequest
 from .openai_models import ModelList, ServedModel
+from .openai_responses import DeletedResponse, ItemList, Response, ResponsesRequest
+from .openapi import description, reply_with
+from .route import Route
+from .text_tokens import Content, DetokenizeRequest, Prompt, TemplateRequest, TokenizeRequest, Tokens
 
-Handler = Callable[[Front, web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True)
-class Route:
-    """A method and path. `aliases` are llama-server's other paths for it, `event` is what a stream of it sends."""
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    takes: Any = None
-    gives: Any = None
-    event: Any = None
-    aliases: tuple[str, ...] = ()
-    is_public: bool = False
-    query: tuple[str, ...] = ()
-
-
-ROUTES = (
+_ROUTES = (
     Route("POST", "/v1/chat/completions", chat_handler.chat_completions, "Answer a conversation",
           ChatRequest, ChatCompletion, ChatChunk, ("/chat/completions",)),
     Route("POST", "/v1/completions", completion_handler.completions, "Continue prompts",
           CompletionRequest, Completion, Completion, ("/completions",)),
+    Route("POST", "/v1/responses", responses_handler.create, "Answer, and keep the response",
+          ResponsesRequest, Response, dict, ("/responses",)),
+    Route("GET", "/v1/responses/{id}", responses_handler.get, "A kept response", gives=Response),
+    Route("DELETE", "/v1/responses/{id}", responses_handler.delete, "Forget it", gives=DeletedResponse),
+    Route("GET", "/v1/responses/{id}/input_items", responses_handler.get_items, "What it answered", gives=ItemList),
+    Route("POST", "/v1/embeddings", embeddings_handler.embeddings, "A vector of each text",
+          EmbeddingsRequest, Embeddings, aliases=("/embeddings",)),
     Route("GET", "/v1/models", models_handler.models, "The served names", gives=ModelList, aliases=("/models",)),
     Route("GET", "/v1/models/{id}", models_handler.model, "One served name", gives=ServedModel),
+    Route("POST", "/tokenize", text_handler.tokenize, "The tokens of a text", TokenizeRequest, Tokens),
+    Route("POST", "/detokenize", text_handler.detokenize, "The text of tokens", DetokenizeRequest, Content),
+    Route("POST", "/apply-template", text_handler.apply_template, "The prompt that a conversation becomes",
+          TemplateRequest, Prompt),
     Route("GET", "/health", health_handler.health, "Whether requests are answered",
           gives=health_handler.Health, aliases=("/v1/health",), is_public=True, query=("deep",)),
+    Route("GET", "/status", status_handler.status, "State, model, plan, ranks, slots", media="application/json"),
+    Route("GET", "/metrics", status_handler.metrics, "Metrics for Prometheus", media="text/plain"),
 )  # fmt: skip
+
+
+def make_routes(version: str) -> tuple[Route, ...]:
+    """All routes, the API description's own among them."""
+    document = description(_ROUTES, version)
+    own = Route("GET", "/openapi.json", reply_with(document), "This description", media="application/json")
+    return (*_ROUTES, own)

@@ -22,6 +22,8 @@ from .logs import log_to_stderr
 from .messages import Load
 from .options import ServerOptions
 from .port import bound_socket
+from .redis_store import RedisStore
+from .response_store import MemoryStore, ResponseStore
 from .start_lines import address, start_lines
 
 LOG = logging.getLogger("pyggml.server")
@@ -49,7 +51,8 @@ class Server:
         self._link = EngineLink(
             Load(model, dict(llm_options)), restarts=options.on_fault == "restart", on_ready=self._tell_ready
         )
-        self._front = Front(options, self._link, self._keys, names)
+        self._store: ResponseStore = RedisStore(options.redis_url) if options.redis_url else MemoryStore()
+        self._front = Front(options, self._link, self._keys, self._store, names)
 
     async def run(self) -> None:
         """Serve; raises StartError as serve() does."""
@@ -77,6 +80,7 @@ class Server:
         finally:
             stopping.cancel()
             await runner.cleanup()
+            await self._store.close()
 
     async def _drain(self) -> None:
         """Let running answers end, for as long as the grace time."""

@@ -30,8 +30,9 @@ class Followed:
         now = time.perf_counter()
         if piece.ids and not self._seen_first:
             self._seen_first = True
-            self._metrics.time_to_first_token.observe(now - self._start_s)
-            self._record["ttft_s"] = round(now - self._start_s, 4)
+            first_s = now - self._start_s if piece.counts is None else piece.counts.ttft_s  # it came as one piece
+            self._metrics.time_to_first_token.observe(first_s)
+            self._record["ttft_s"] = round(first_s, 4)
         elif piece.ids:
             self._metrics.inter_token.observe(now - self._last_s)
         self._last_s = now
@@ -60,17 +61,25 @@ class Traffic:
         self.mean_s = 1.0
 
     @contextmanager
-    def follow(self, answer: Answer, n: int, record: dict[str, Any]) -> Iterator[Followed]:
-        """Count a request of n answers until its end."""
-        followed = Followed(self.metrics, record)
-        answer.watch = followed.note
+    def open(self, n: int) -> Iterator[None]:
+        """Count n answers while they are made."""
+        start_s = time.perf_counter()
         self.n_open += n
         try:
-            yield followed
+            yield
         finally:
             self.n_open -= n
             self.n_finished += 1
-            self.mean_s += SMOOTHING * (followed.elapsed_s - self.mean_s)
+            self.mean_s += SMOOTHING * (time.perf_counter() - start_s - self.mean_s)
+
+    @contextmanager
+    def follow(self, answer: Answer, record: dict[str, Any]) -> Iterator[Followed]:
+        """Note what passes of an answer until its end."""
+        followed = Followed(self.metrics, record)
+        answer.watch = followed.note
+        try:
+            yield followed
+        finally:
             self.metrics.end_to_end.observe(followed.elapsed_s)
             if not answer.is_over:
                 self.metrics.cancelled()

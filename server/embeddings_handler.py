@@ -1,0 +1,35 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+from aiohttp import web
+
+from .front import Front
+from .messages import Embed
+from .openai_embeddings import REFUSED, Embedding, Embeddings, EmbeddingsRequest, EmbeddingsUsage
+from .prompts import prompts_of
+from .refusals import refuse
+from .reply import json_reply
+
+
+async def embeddings(front: Front, request: web.Request) -> web.StreamResponse:
+    """A vector of each text."""
+    asked = await front.read(request, EmbeddingsRequest)
+    refuse(asked, REFUSED)
+    model = front.model_name(asked.model)
+    prompts = prompts_of(asked.input, "input")
+    with front.admitted(request, len(prompts)):
+        vectors, n_tokens = await front.link.call(lambda id: Embed(id, prompts))
+    made = [_vector(data, asked.encoding_format == "base64") for data in vectors]
+    return json_reply(
+        Embeddings([Embedding(i, v) for i, v in enumerate(made)], model, EmbeddingsUsage(n_tokens, n_tokens))
+    )
+
+
+def _vector(data: bytes, as_base64: bool) -> list[float] | str:
+    if as_base64:
+        return base64.b64encode(data).decode()
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

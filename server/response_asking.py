@@ -1,0 +1,33 @@
+"""From a request of /v1/responses to what the engine is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from .form_fields import format_of
+from .front import Front
+from .message_parts import MessageParts
+from .messages import Chat, Generate
+from .openai_responses import ResponsesRequest
+from .response_items import chat_tool_choice, chat_tools
+
+
+def asked_response(
+    front: Front, request: web.Request, asked: ResponsesRequest, messages: list[dict[str, Any]]
+) -> tuple[Generate, MessageParts]:
+    """The engine's part of the request, and what takes its text apart. Raises BadRequest."""
+    sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
+    if asked.wants_logprobs:
+        sampling["logprobs"] = asked.top_logprobs or 0
+    sampling |= format_of(None if asked.text is None else asked.text.format, "text.format")
+    variables = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning.effort)
+        variables.setdefault("enable_thinking", asked.reasoning.effort != "none")
+    system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
+    tools = chat_tools(asked.tools)
+    chat_tool_choice(asked.tool_choice)
+    chat = Chat([*system, *messages], tools=tools, variables=variables)
+    return Generate(0, sampling, chat=chat, tells_each=bool(asked.stream)), MessageParts()
