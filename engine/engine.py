@@ -19,6 +19,7 @@ import numpy as np
 
 from .batch import Batch, Phase, Row
 from .errors import EngineError, GenerationError, QueueFull
+from .logits import Logits
 from .request import FinishReason, Request
 from .sampler import Sampled, sample
 from .scheduler import Scheduler
@@ -29,7 +30,7 @@ T = TypeVar("T")
 class BatchRunner(Protocol):
     """What the engine needs of a runner; tests give it a fake one."""
 
-    def run(self, batch: Batch) -> np.ndarray: ...
+    def run(self, batch: Batch) -> np.ndarray | Logits: ...
 
     def forget(self, slot: int) -> None: ...
 
@@ -214,17 +215,18 @@ class Engine:
             if row.request.is_finished:
                 self._leave(row.request, keep=sampled.error is None)
 
-    def _read(self, batch: Batch, results: np.ndarray) -> np.ndarray:
+    def _read(self, batch: Batch, results: np.ndarray | Logits) -> np.ndarray | Logits:
         """Hand the results of all its tokens to a prompt's reader; the rows to choose from are left."""
         row = batch.rows[0]
         if not row.is_read:
             return results
+        results = results.rows() if isinstance(results, Logits) else results
         row.request.read(row.start, results)
         if row.request.is_finished:
             self._leave(row.request, keep=True)
         return results[-1:]
 
-    def _choose(self, rows: Sequence[Row], logits: np.ndarray) -> list[Sampled]:
+    def _choose(self, rows: Sequence[Row], logits: np.ndarray | Logits) -> list[Sampled]:
         if not rows:
             return []
         return sample(logits, [row.request.sampler for row in rows])

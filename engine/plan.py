@@ -16,11 +16,14 @@ import pyggml as gg
 from .errors import PlanError
 from .forward import Forward, PlanShape
 from .hparams import HParams
+from .logits import Logits
 from .rank import Rank, Ranks
 
 _HIDDEN = np.float16(-np.inf)
 # Steps of more tokens keep a card busy for longer than their launches take.
 MAX_REPLAYED_ROWS = 64
+# Of more rows at once somebody wants the logits themselves.
+MAX_CHOSEN_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,17 @@ class Plan:
             )  # fmt: skip
             logits = forward(f)
             if logits is not None:
-                graph.output("logits", logits)
+                chosen = graph.choose("chosen", logits) if self._is_sampled else None
+                graph.output("logits", logits, lazy=chosen is not None)
         except BaseException:
             graph.close()
             raise
         return graph
+
+    @property
+    def _is_sampled(self) -> bool:
+        """Whether tokens are chosen from the results, rather than the results read."""
+        return self.shape.n_out <= MAX_CHOSEN_ROWS and not self.shape.is_hidden
 
     @property
     def host_bytes(self) -> int:
@@ -153,12 +162,24 @@ class Plan:
         assert self._group_graph is not None, "only groups have steps in flight"
         self._group_graph.finish()
 
-    def logits(self) -> np.ndarray | None:
-        """Logits of the last step, [n_out, n_vocab]; the ranks' slices of the vocabulary side by side."""
-        parts = [graph.results["logits"] for graph in self.graphs if "logits" in graph.results]
-        if not parts:
+    def logits(self) -> np.ndarray | Logits | None:
+        """Logits of the last step, [n_out, n_vocab]; the ranks' slices of the vocabulary side by side.
+
+        Where every rank that has some chose the best by itself, the rest stays on the devices until asked for.
+        """
+        graphs = [graph for graph in self.graphs if "logits" in graph.results]
+        if not graphs:
             return None
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+        def fetch() -> np.ndarray:
+            parts = [graph.fetch("logits") for graph in graphs]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+        if not all("chosen" in graph.results for graph in graphs):
+            return fetch()
+        widths = [graph.results["logits"].shape[1] for graph in graphs]
+        found = [gg.chosen_candidates(graph.results["chosen"]) for graph in graphs]
+        return Logits(fetch, gg.merged_candidates(found, np.cumsum([0, *widths[:-1]]).tolist()))
 
     def fill(
         self,

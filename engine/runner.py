@@ -19,6 +19,7 @@ from .batch import Batch, Phase
 from .forward import PlanShape
 from .hparams import HParams
 from .kv_cache import WINDOW, round_up
+from .logits import Logits
 from .models.family import Family
 from .plan import Place, Plan
 from .rank import Ranks
@@ -135,8 +136,8 @@ class Runner:
         """The most tokens of one step whose logits are all wanted."""
         return max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
 
-    def run(self, batch: Batch) -> np.ndarray:
-        """Logits of the rows that want them, float32 [n, n_vocab]; valid until the next run.
+    def run(self, batch: Batch) -> np.ndarray | Logits:
+        """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.
 
         A row that is read gives the results of all its tokens.
         """
@@ -147,7 +148,9 @@ class Runner:
             shape = PlanShape(1, n_seq, slot0, self._window(end, 1), n_seq)
             logits = self._step(shape, places, ())
             at = [p.slot - slot0 for p in places]
-            return logits if len(at) == n_seq else logits[at]
+            if len(at) == n_seq:
+                return logits
+            return logits.take(at) if isinstance(logits, Logits) else logits[at]
         (place,) = places
         (row,) = batch.rows
         reader = row.request.reader if row.is_read else None
@@ -155,7 +158,7 @@ class Runner:
             return self.prefill(place, range(len(place.ids)), is_hidden=reader.wants_hidden)
         return self.prefill(place, [len(place.ids) - 1] if row.wants_logits else [])
 
-    def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray:
+    def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
         if len(place.ids) > self.max_chunk:
             place, out_rows = self._pipelined(place, out_rows)
@@ -164,6 +167,10 @@ class Runner:
         n = shape.n_tokens
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])
+        if isinstance(logits, Logits):
+            if len(out_rows) == 1:
+                return logits
+            logits = logits.rows()
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
 
     def _prefill_shape(self, place: Place, n_out: int, lane: int = 0) -> PlanShape:
@@ -212,7 +219,7 @@ class Runner:
         skipped = last.start - place.start
         return last, [row - skipped for row in out_rows]
 
-    def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray:
+    def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:
         plan = self._plan(shape)
         plan.move(shape.slot0, shape.n_kv)
         self._ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)

@@ -23,6 +23,7 @@ from pyggml import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidat
 
 from .constraint import Constraint
 from .errors import GenerationError, RequestError
+from .logits import Logits
 from .sampling_params import SamplingParams
 from .token_counts import TokenCounts
 
@@ -93,6 +94,16 @@ class Sampler:
         if self.params.is_greedy:
             return 1
         return self._top_k or N_FIRST_LOOK
+
+    def is_served_by(self, k: int) -> bool:
+        """Whether the k best logits of a row and its log-sum-exp at scale 1 are enough, as the model made them."""
+        return (
+            not self.has_edits
+            and self.constraint is None
+            and self.n_candidates <= k
+            and (self.params.logprobs or 0) <= k
+            and self.scale in (0.0, 1.0)
+        )
 
     def sees_all(self, n_found: int) -> bool:
         """Whether that many candidates are all that may be chosen."""
@@ -182,12 +193,18 @@ class Sampler:
             self._recent.remove(self._window.popleft())
 
 
-def sample(logits: npt.NDArray[np.float32], samplers: Sequence[Sampler]) -> list[Sampled]:
+def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampled]:
     """Choose one token for each row and take it into its sampler's history; rows are edited in place.
 
-    A row that cannot be used gives a Sampled with an error; the others are not concerned.
+    A row that cannot be used gives a Sampled with an error; the others are not concerned. Where the device has found
+    what all samplers look at, the rows stay there.
     Shapes: logits [n_rows, n_vocab], samplers n_rows.
     """
+    if isinstance(logits, Logits):
+        best = logits.best
+        if all(sampler.is_served_by(best.ids.shape[1]) for sampler in samplers):
+            return [_sampled(logits, r, sampler, best) for r, sampler in enumerate(samplers)]
+        logits = logits.rows()
     untouched: dict[int, tuple[FloatRow, Candidates]] = {}
     failed: dict[int, GenerationError] = {}
     for r, sampler in enumerate(samplers):
@@ -215,14 +232,19 @@ def sample(logits: npt.NDArray[np.float32], samplers: Sequence[Sampler]) -> list
     return [
         Sampled(-1, error=failed[r])
         if r in failed
-        else _sampled(logits, r, sampler, best, *untouched.get(r, (logits[r], None)))
+        else _sampled(logits, r, sampler, best, untouched.get(r))
         for r, sampler in enumerate(samplers)
     ]
 
 
 def _sampled(
-    logits: FloatRow, r: int, sampler: Sampler, best: Candidates, original: FloatRow, own: Candidates | None
+    logits: FloatRow | Logits,
+    r: int,
+    sampler: Sampler,
+    best: Candidates,
+    untouched: tuple[FloatRow, Candidates] | None = None,
 ) -> Sampled:
+    """The choice from row r, of which `best` are the candidates; `untouched` is the row before it was edited."""
     found = int(best.found[r])
     if found < 0:
         return Sampled(-1, error=_row_error(found))
@@ -231,7 +253,8 @@ def _sampled(
     seen = best.ids[r, :n_seen], best.values[r, :n_seen]
     token = sampler.choose(*seen, float(best.logsumexp[r]), number, sampler.sees_all(found))
     if token is None:
-        every = top_candidates(logits[r : r + 1], [0])
+        row = logits.rows()[r : r + 1] if isinstance(logits, Logits) else logits[r : r + 1]
+        every = top_candidates(row, [0])
         token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
         assert token is not None
     try:
@@ -240,12 +263,16 @@ def _sampled(
         return Sampled(-1, error=error)
     if sampler.params.logprobs is None:
         return Sampled(token)
-    at, own = (r, best) if own is None else (0, own)
+    at, own = (r, best) if untouched is None else (0, untouched[1])
     total = float(own.logsumexp[at])
     n_top = min(sampler.params.logprobs, int(own.found[at]))
     pairs = zip(own.ids[at, :n_top].tolist(), own.values[at, :n_top].tolist())
     top = tuple((token_id, min(0.0, value - total)) for token_id, value in pairs)
-    return Sampled(token, min(0.0, float(original[token]) - total), top)
+    if untouched is not None:
+        value = float(untouched[0][token])
+    else:
+        value = logits.value(r, token) if isinstance(logits, Logits) else float(logits[r, token])
+    return Sampled(token, min(0.0, value - total), top)
 
 
 def _row_error(found: int) -> GenerationError:

@@ -9,7 +9,16 @@ from .allocator import Allocator
 from .attention import flash_attn, rope, soft_max
 from .backend import Backend, default_threads
 from .buffer import Buffer
-from .candidates import HAS_INF, HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
+from .candidates import (
+    HAS_INF,
+    HAS_NAN,
+    NONE_LEFT,
+    Candidates,
+    chosen_candidates,
+    mask_disallowed,
+    merged_candidates,
+    top_candidates,
+)
 from .device import Device, ModuleProblem, default_device, device, devices, discrete_gpus, module_problems
 from .dtypes import DType, dequantize, dtype, quantize
 from .errors import (
@@ -89,6 +98,7 @@ __all__ = [
     "add",
     "argmax",
     "cast",
+    "chosen_candidates",
     "clamp",
     "concat",
     "cont",
@@ -109,6 +119,7 @@ __all__ = [
     "hadamard",
     "log",
     "mask_disallowed",
+    "merged_candidates",
     "module_problems",
     "mul",
     "mul_mat",

@@ -17,6 +17,8 @@ from .errors import AllocationError, ShapeError
 HAS_NAN = -1
 HAS_INF = -2
 NONE_LEFT = -3
+# The number of candidates a row that a card finds by itself.
+CHOSEN: int = lib.PGC_CHOOSE_K
 
 
 class Candidates(NamedTuple):
@@ -68,6 +70,37 @@ def top_candidates(
     if status:
         raise AllocationError(f"no memory for the work space to choose from {n_vocab} logits")
     return Candidates(ids, values, found, logsumexp)
+
+
+def chosen_candidates(found: npt.NDArray[np.int32]) -> Candidates:
+    """What RankGraph.choose found, as views of its result: the CHOSEN best of each row, logsumexp at scale 1."""
+    k = CHOSEN
+    floats = found.view(np.float32)
+    return Candidates(
+        found[:, :k], floats[:, k : 2 * k], found[:, 2 * k], floats[:, 2 * k + 1].astype(np.float64)
+    )
+
+
+def merged_candidates(parts: Sequence[Candidates], first_ids: Sequence[int]) -> Candidates:
+    """The candidates of whole rows from those of their parts, which begin at these ids."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts], axis=1)
+    ids = np.concatenate([part.ids + first for part, first in zip(parts, first_ids)], axis=1)
+    founds = np.stack([part.found for part in parts])
+    k = parts[0].ids.shape[1]
+    for part, columns in zip(parts, range(0, values.shape[1], k)):
+        values[:, columns : columns + k][np.arange(k) >= np.maximum(part.found, 0)[:, None]] = -np.inf
+    order = np.lexsort((ids, -values), axis=1)[:, :k]
+    total = np.minimum(np.maximum(founds, 0).sum(axis=0), k)
+    bad = np.where((founds == HAS_NAN).any(axis=0), HAS_NAN, HAS_INF)
+    is_bad = np.isin(founds, (HAS_NAN, HAS_INF)).any(axis=0)
+    found = np.where(is_bad, bad, np.where(total > 0, total, NONE_LEFT)).astype(np.int32)
+    sums = [np.where(part.found == NONE_LEFT, -np.inf, part.logsumexp) for part in parts]
+    logsumexp = np.logaddexp.reduce(sums, axis=0)
+    return Candidates(
+        np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1), found, logsumexp
+    )
 
 
 def mask_disallowed(row: npt.NDArray[np.float32], allowed: npt.NDArray[np.int32]) -> None:

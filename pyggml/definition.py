@@ -213,8 +213,8 @@ class Definition(Closable):
         self._buffers.append(buffer)
         return self.use(buffer[name])
 
-    def output(self, name: str, tensor: Tensor) -> Tensor:
-        """Name a node that is read back after each run."""
+    def output(self, name: str, tensor: Tensor, *, lazy: bool = False) -> Tensor:
+        """Name a node that is read back after each run; with `lazy` only when fetch() asks for it."""
         self._check_name(name)
         self._check_own(tensor)
         if not tensor.is_contiguous or tensor.handle.op == lib.GGML_OP_NONE:
@@ -225,10 +225,20 @@ class Definition(Closable):
             lib.ggml_set_output(tensor.handle.view_src)
         self.do(tensor)
         raw = np.empty(tensor.n_bytes, np.uint8)
-        self._outputs[name] = Output(tensor.handle, tensor.dtype, tensor.shape, raw)
+        self._outputs[name] = Output(tensor.handle, tensor.dtype, tensor.shape, raw, name, lazy)
         if tensor.dtype.numpy is not None:
             self._results[name] = raw.view(tensor.dtype.numpy).reshape(tensor.shape)
         return tensor
+
+    def read_part(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        """Name the first elements of a node or leaf, in this shape, as an output."""
+        self._check_name(name)
+        lib.ggml_set_output(tensor.handle)
+        n_bytes = int(np.prod(shape)) * tensor.dtype.type_size
+        raw = np.empty(n_bytes, np.uint8)
+        self._outputs[name] = Output(tensor.handle, tensor.dtype, shape, raw, name)
+        if tensor.dtype.numpy is not None:
+            self._results[name] = raw.view(tensor.dtype.numpy).reshape(shape)
 
     def do(self, tensor: Tensor) -> Tensor:
         """Compute this node in each run, for its effect on a state."""

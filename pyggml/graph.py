@@ -66,7 +66,7 @@ class Graph(Definition):
         Without effect where the graph was made with replay=False or PYGGML_CUDA_GRAPHS is 0.
         """
         if self._may_replay and self._layout is not None:
-            self._layout.record(self.backend)
+            self._layout.record()
 
     @property
     def replay(self) -> tuple[str, str]:
@@ -167,8 +167,18 @@ class Graph(Definition):
         for name, value in inputs.items():
             fill(name, self._feeds[name], value)
 
+    def fetch(self, name: str) -> np.ndarray:
+        """An output as the last run left it, read now where it is lazy; nothing may have run in this memory since."""
+        if self._outputs[name].is_lazy:
+            with self.lock:
+                self.check_fresh().fetch(name)
+        return self._results[name]
+
     def copy_results(self) -> dict[str, np.ndarray]:
         """Copies of the outputs of the last run, float32 for quantised ones."""
+        for name, out in self._outputs.items():
+            if out.is_lazy:
+                self.fetch(name)
         return {n: as_numpy(out.raw.copy(), out.dtype, out.shape) for n, out in self._outputs.items()}
 
     @property

@@ -40,12 +40,14 @@ class Input(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A node that is read back, and the host memory that it is read into."""
+    """A node that is read back after each run, or with is_lazy when asked for, and the memory that it is read into."""
 
     handle: Any
     dtype: DType
     shape: tuple[int, ...]
     raw: np.ndarray
+    name: str = ""
+    is_lazy: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,21 +120,24 @@ class Layout:
         except BaseException:
             self.free()
             raise
-        self._allocator = allocator
+        self._backend, self._allocator = backend, allocator
+        self._api = cuda_api() if backend.device.module == "cuda" else None
+        if self._api is not None:
+            lib.pg_plan_use(self._plan, self._api)
         self._generation = allocator.generation
         # Inputs that nothing reads get no memory.
         self._fed = {n: i for n, i in inputs.items() if i.handle.data != ffi.NULL}
         self._in = Transfers([(i.handle, i.feed, i.n_rows) for i in self._fed.values()])
-        self._out = Transfers([(o.handle, o.raw, 0) for o in outputs])
+        self._out = Transfers([(o.handle, o.raw, 0) for o in outputs if not o.is_lazy])
+        self._lazy = {o.name: Transfers([(o.handle, o.raw, 0)]) for o in outputs if o.is_lazy}
 
     def free(self) -> None:
         """Free the plan; the memory is the allocator's."""
         lib.pg_plan_free(self._plan)
 
-    def record(self, backend: Backend) -> None:
+    def record(self) -> None:
         """On a CUDA card: have the second run's launches recorded, and replayed from then on."""
-        api = cuda_api() if backend.device.module == "cuda" and are_graphs_on() else None
-        if api is not None and not lib.pg_plan_replay(self._plan, api):
+        if self._api is not None and are_graphs_on() and not lib.pg_plan_replay(self._plan):
             raise AllocationError("no host memory for recorded launches")
 
     def changed(self, name: str, n_bytes: int) -> None:
@@ -177,6 +182,10 @@ class Layout:
     def read(self) -> None:
         """Wait, and read the outputs."""
         lib.pg_plan_read(self._plan, self._out.native, self._out.n)
+
+    def fetch(self, name: str) -> None:
+        """Read an output that runs leave where it is."""
+        lib.pg_plan_read(self._plan, self._lazy[name].native, 1)
 
     def join(self, group: Any, rank: int, run: Any) -> None:
         """Make this one rank's of a native group, and describe its part in the C struct `run`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ._ffi import ffi, lib
 from .backend import Backend
+from .cuda_module import cuda_api
 from .cut import cut_tensor
 from .dtypes import DType
 from .errors import ShapeError
@@ -86,6 +87,27 @@ class RankGraph(Graph):
         x = self._leaf(shape, kind)
         self.collectives.append(Collective(self.n_nodes, lib.PG_RECV, x, peer=source))
         return x
+
+    def choose(self, name: str, logits: Tensor) -> Tensor | None:
+        """An output with the best of each row of logits, found on the card; read it by `chosen_candidates`.
+
+        None where the device cannot: it is no CUDA card, or the rows are too long.
+        Shapes: logits [n_rows, n_vocab] float32 -> int32 [n_rows, n].
+        """
+        self._need(
+            logits.ndim == 2 and logits.dtype.name == "f32" and logits.is_contiguous,
+            logits,
+            "choose takes a contiguous float32 matrix",
+        )
+        api = cuda_api() if self.backend.device.module == "cuda" else None
+        n_ints = 0 if api is None else int(api.choose_ints(*logits.shape))
+        if not n_ints:
+            return None
+        self.do(logits)
+        found = self._leaf((n_ints,), "i32")
+        self.collectives.append(Collective(self.n_nodes, lib.PG_CHOOSE, logits, found))
+        self.read_part(name, found, (logits.shape[0], lib.PGC_CHOOSE_INTS))
+        return found
 
     def _need(self, condition: bool, x: Tensor, words: str) -> None:
         if not condition:

@@ -62,8 +62,9 @@ class Recorder:
 def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     made = Recorder(**getattr(request, "param", {}))
 
-    def record(layout: Any, backend: gg.Backend) -> None:
-        assert lib.pg_plan_replay(layout._plan, made.api)
+    def record(layout: Any) -> None:
+        lib.pg_plan_use(layout._plan, made.api)
+        assert lib.pg_plan_replay(layout._plan)
 
     monkeypatch.setattr("pyggml.layout.Layout.record", record)
     yield made

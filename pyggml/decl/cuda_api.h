@@ -12,6 +12,8 @@ void pg_group_add_transport(pg_group *group, const pg_transport *transport, int6
 void pg_group_clear_transports(pg_group *group);
 
 #define PGC_ABI ...
+#define PGC_CHOOSE_K ...
+#define PGC_CHOOSE_INTS ...
 enum pgc_peer { PGC_PEER_ENABLED, PGC_PEER_ABSENT, PGC_PEER_TOO_MANY, PGC_PEER_FAILED };
 typedef struct pgc_graph pgc_graph;
 typedef struct {
@@ -25,6 +27,8 @@ typedef struct {
     bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, bool is_ordered, double deadline_s, char *why, size_t why_size);
     bool (*time)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int n_repeats, bool is_captured, double deadline_s, double *seconds, char *why, size_t why_size);
     bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);
+    int64_t (*choose_ints)(int64_t n_rows, int64_t n_vocab);
+    bool (*choose)(ggml_backend_t backend, const struct ggml_tensor *logits, struct ggml_tensor *found, char *why, size_t why_size);
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph *graph, char *why, size_t why_size);
     bool (*capture_begin)(ggml_backend_t backend, char *why, size_t why_size);
     pgc_graph *(*capture_end)(ggml_backend_t backend, char *why, size_t why_size);

@@ -6,7 +6,7 @@ typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t s
 typedef struct pg_group pg_group;
 typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
 typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; } pg_run;
-enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV };
+enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV, PG_CHOOSE };
 enum pg_fault { PG_OK, PG_FAULT_TIMEOUT, PG_FAULT_COMPUTE, PG_FAULT_TRANSPORT, PG_FAULT_CLOSED };
 
 pg_group *pg_group_new(int n_ranks, double deadline_s);
@@ -29,7 +29,8 @@ void pg_plan_join(pg_plan *plan, pg_group *group, int rank);
 void pg_runs_post(pg_group *group, pg_run *runs);
 void pg_runs_finish(pg_group *group, pg_run *runs);
 enum pg_replay_state { PG_REPLAY_OFF, PG_REPLAY_WAITING, PG_REPLAY_RECORDED, PG_REPLAY_REFUSED };
-bool pg_plan_replay(pg_plan *plan, const void *api);
+void pg_plan_use(pg_plan *plan, const void *api);
+bool pg_plan_replay(pg_plan *plan);
 void pg_plan_changed(pg_plan *plan);
 enum pg_replay_state pg_plan_replay_state(const pg_plan *plan, char *why, size_t why_size);
 bool pg_plan_reserve(pg_plan *plan, ggml_gallocr_t galloc);

@@ -10,6 +10,12 @@ extern "C" {
 
 #define PGC_ABI 2
 
+// The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
+// sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
+#define PGC_CHOOSE_K 64
+#define PGC_CHOOSE_INTS (2 * PGC_CHOOSE_K + 4)
+enum pgc_choose { PGC_CHOOSE_NAN = -1, PGC_CHOOSE_INF = -2, PGC_CHOOSE_NONE = -3 };
+
 enum pgc_peer { PGC_PEER_ENABLED = 0, PGC_PEER_ABSENT = 1, PGC_PEER_TOO_MANY = 2, PGC_PEER_FAILED = 3 };
 
 typedef struct pgc_graph pgc_graph;
@@ -47,6 +53,12 @@ typedef struct {
 
     // A check over NCCL on streams of its own, for a process that may be killed.
     bool (*nccl_trial)(const char * library, int n_cards, const int * cards, double deadline_s, char * why, size_t why_size);
+
+    // Launches the choice of the best of each row of logits (float32 [n_rows][n_vocab]) into `found`, an int32 tensor
+    // of choose_ints numbers: PGC_CHOOSE_INTS a row, then room to work. choose_ints is 0 for too large a vocabulary.
+    int64_t (*choose_ints)(int64_t n_rows, int64_t n_vocab);
+    bool (*choose)(ggml_backend_t backend, const struct ggml_tensor * logits, struct ggml_tensor * found, char * why,
+                   size_t why_size);
 
     // Whether a graph's nodes can all be recorded: none of them waits on the host.
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);

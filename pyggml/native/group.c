@@ -127,7 +127,8 @@ int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op
         case PG_BROADCAST:  return pg_host_broadcast(group->host, rank, backend, tensor, peer);
         case PG_SEND:       return pg_host_send(group->host, rank, backend, tensor, peer);
         case PG_RECV:       return pg_host_recv(group->host, rank, backend, tensor, peer);
-        case PG_COMPUTE:    break;
+        case PG_COMPUTE:
+        case PG_CHOOSE:     break;
     }
     return PG_OK;
 }

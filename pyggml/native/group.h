@@ -13,7 +13,7 @@ typedef struct pg_group pg_group;
 // What ends a collective besides success. The first fault of a group stays; all later calls give it.
 enum pg_fault { PG_OK = 0, PG_FAULT_TIMEOUT = 1, PG_FAULT_COMPUTE = 2, PG_FAULT_TRANSPORT = 3, PG_FAULT_CLOSED = 4 };
 
-enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5 };
+enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5, PG_CHOOSE = 6 };
 
 // A way to sum over all ranks in place. Every rank calls all_reduce in the same order with tensors of
 // one size; it may return before the sum is there, as long as work started later on the same backend

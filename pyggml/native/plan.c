@@ -38,6 +38,7 @@ struct pg_plan {
     int n_steps;
     pg_group * group;
     int rank;
+    const pgc_api * api;                 // of a plan on a card
     pg_replay * replay;                  // NULL: every run launches node by node
 };
 
@@ -202,6 +203,14 @@ int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value) {
 
 static int take_step(pg_plan * plan, int i) {
     const pg_step * s = &plan->steps[i];
+    if (s->op == PG_CHOOSE) {
+        char why[200];
+        if (!plan->api->choose(plan->backend, s->tensor, s->other, why, sizeof(why))) {
+            GGML_LOG_ERROR("%s\n", why);
+            return GGML_STATUS_FAILED;
+        }
+        return GGML_STATUS_SUCCESS;
+    }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
     return fault ? 100 + fault : GGML_STATUS_SUCCESS;
 }
@@ -222,12 +231,13 @@ static int walk(pg_plan * plan, int first, int last) {
 
 // The last segment of the stretch that begins with segment `first`: what follows it needs the host.
 static int end_of_stretch(const pg_plan * plan, int first) {
-    int last = first;
-    while (last < plan->n_steps &&
-           pg_group_can_capture(plan->group, (enum pg_op) plan->steps[last].op, plan->steps[last].tensor)) {
-        last++;
+    for (int i = first; i < plan->n_steps; i++) {
+        const enum pg_op op = (enum pg_op) plan->steps[i].op;
+        if (op != PG_CHOOSE && !pg_group_can_capture(plan->group, op, plan->steps[i].tensor)) {
+            return i;
+        }
     }
-    return last;
+    return plan->n_steps;
 }
 
 static bool has_nodes(const pg_plan * plan, int first, int last) {
@@ -257,13 +267,21 @@ static int record(pg_plan * plan) {
     return fault ? 100 + fault : GGML_STATUS_SUCCESS;
 }
 
+static int n_sums(const pg_plan * plan, int first, int last) {
+    int n = 0;
+    for (int i = first; i < last; i++) {
+        n += plan->steps[i].op == PG_ALL_REDUCE;
+    }
+    return n;
+}
+
 static int replay_steps(pg_plan * plan) {
     int stretch = 0;
     for (int first = 0, last; first <= plan->n_steps; first = last + 1) {
         last = end_of_stretch(plan, first);
         int status = has_nodes(plan, first, last) ? pg_replay_launch(plan->replay, stretch++) : GGML_STATUS_SUCCESS;
         if (plan->group) {
-            pg_group_count_reduces(plan->group, plan->rank, last - first);
+            pg_group_count_reduces(plan->group, plan->rank, n_sums(plan, first, last));
         }
         if (status == GGML_STATUS_SUCCESS && last < plan->n_steps) {
             status = take_step(plan, last);
@@ -286,13 +304,17 @@ static int run_steps(pg_plan * plan) {
     return pg_replay_state_of(plan->replay, &why) == PG_REPLAY_RECORDED ? replay_steps(plan) : walk(plan, 0, plan->n_steps);
 }
 
-bool pg_plan_replay(pg_plan * plan, const void * api) {
-    plan->replay = pg_replay_new(api, plan->backend);
+void pg_plan_use(pg_plan * plan, const void * api) {
+    plan->api = api;
+}
+
+bool pg_plan_replay(pg_plan * plan) {
+    plan->replay = pg_replay_new(plan->api, plan->backend);
     if (!plan->replay) {
         return false;
     }
     char why[200];
-    if (!((const pgc_api *) api)->can_capture(plan->backend, plan->graph, why, sizeof(why))) {
+    if (!plan->api->can_capture(plan->backend, plan->graph, why, sizeof(why))) {
         pg_replay_refuse(plan->replay, why);
     }
     return true;

@@ -28,7 +28,8 @@ enum pg_replay_state { PG_REPLAY_OFF = 0, PG_REPLAY_WAITING = 1, PG_REPLAY_RECOR
 // What the functions below return beside ggml's own states.
 #define PG_STATUS_BAD_ROW 2
 
-// Where a graph is cut: after node `end_node - 1` the rank takes part in a collective.
+// Where a graph is cut: after node `end_node - 1` the rank takes part in a collective, or the CUDA module chooses the
+// best of the logits `tensor` into `other` (PG_CHOOSE).
 typedef struct {
     int end_node;
     int op;  // enum pg_op
@@ -55,9 +56,12 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 // Makes the plan one rank's of a group; only then may it have steps that are collectives.
 void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
 
-// Has the plan recorded in its second run and replayed from then on; `api` is the CUDA module's table (pgc_api).
+// Gives a plan on a card the CUDA module's table (pgc_api).
+void pg_plan_use(pg_plan * plan, const void * api);
+
+// Has such a plan recorded in its second run and replayed from then on.
 // In a group either all ranks' plans are recorded or none. False without host memory.
-bool pg_plan_replay(pg_plan * plan, const void * api);
+bool pg_plan_replay(pg_plan * plan);
 
 // To be called after tensors of the plan were moved: what was recorded is void, and recorded anew in the next run.
 void pg_plan_changed(pg_plan * plan);

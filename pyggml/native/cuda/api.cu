@@ -1,6 +1,7 @@
 // The module's one exported symbol: its table of functions.
 
 #include "capturable.h"
+#include "choose.h"
 #include "graph.h"
 #include "nccl.h"
 #include "peer.h"
@@ -42,7 +43,7 @@ static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
 extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void) {
     static const pgc_api api = {
         PGC_ABI,    find_card,  enable_peer,   disable_peer, copy_between, push_new,     nccl_new, check,
-        time_transport, nccl_trial, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
+        time_transport, nccl_trial, choose_ints, choose, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
     };
     return &api;
 }
