@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ._ffi import ffi, lib
+from .device_names import first_interfaces, fitting, shown
 from .errors import BuildError, DeviceError
 from .transport import clear_peer_environment
 
@@ -47,6 +48,13 @@ class Device:
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         lib.ggml_backend_dev_memory(self.handle, free, total)
         return int(free[0])
+
+    @property
+    def uuid(self) -> str | None:
+        """What tells an NVIDIA card from all others, as `nvidia-smi -L` shows it; None for other devices."""
+        from .card_uuid import card_uuid  # which needs the folder of modules that is named here
+
+        return card_uuid(self.bus_id.split("-v")[0]) if self.bus_id else None
 
 
 @dataclass(frozen=True)
@@ -151,28 +159,19 @@ def devices() -> tuple[Device, ...]:
 def device(name: str | Device) -> Device:
     """Return the device called `name`.
 
-    A name, a PCI bus id, or a product name that fits one device only.
+    A name, a PCI bus id, a UUID or its beginning (`GPU-1a2b`), or a product name that fits one device only.
     Raises DeviceError with the names that would work.
     """
     if isinstance(name, Device):
         return name
-    wanted = name.strip().lower()
     everything = devices()
-    exact = [d for d in everything if wanted and wanted in (d.name, (d.bus_id or "").lower())]
-    if not exact and wanted and ":" not in wanted:
-        exact = [
-            d
-            for d in everything
-            if wanted == d.module or (len(wanted) > 2 and wanted in d.description.lower())
-        ]
-    if len(exact) > 1 and wanted not in {d.module for d in exact}:
-        exact = first_interfaces(exact)
-    if len(exact) == 1:
-        return exact[0]
+    found = fitting(name, everything)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DeviceError(f"device {name!r} fits {shown(found)}; name one of them")
     names = ", ".join(d.name for d in everything)
-    if exact:
-        raise DeviceError(f"device {name!r} fits {', '.join(d.name for d in exact)}; name one of them")
-    raise DeviceError(f"no device {name!r}; this machine has {names}{_why_missing(wanted)}")
+    raise DeviceError(f"no device {name!r}; this machine has {names}{_why_missing(name.strip().lower())}")
 
 
 def _why_missing(wanted: str) -> str:
@@ -183,15 +182,6 @@ def _why_missing(wanted: str) -> str:
     if module in GPU_MODULES and not (LIBRARY_DIR / f"libggml-{module}.so").exists():
         return f"; {module} was not built: python build_ggml.py --backends cpu,{module} --install"
     return ""
-
-
-def first_interfaces(found: Sequence[Device]) -> list[Device]:
-    """Each card once, by its first interface: CUDA before Vulkan, as devices() lists them."""
-    cards: dict[str, Device] = {}
-    for d in found:
-        cards.setdefault((d.bus_id or d.name).lower(), d)
-    named = {d.description for d in cards.values() if d.bus_id}
-    return [d for d in cards.values() if d.bus_id or d.description not in named]
 
 
 def choose_default(found: Sequence[Device], memory_free: Callable[[Device], int]) -> Device:

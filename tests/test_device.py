@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import pyggml as gg
+from pyggml._ffi import ffi
+from pyggml.card_uuid import card_uuid
 from pyggml.device import LIBRARY_DIR, choose_default, first_interfaces
 
 MODULE = sys.modules["pyggml.device"]  # pyggml.device itself is the function
@@ -66,30 +71,80 @@ NAMED = [
     ("h200 nvl", "cuda:1"),
     ("LLVMpipe", "vulkan:1"),
     ("intel", "vulkan:2"),
+    ("nvidia h200", "cuda:0"),
     (B, "cuda:1"),
+    ("00000000:02:00.0", "cuda:1"),
+    ("02:00.0", "cuda:1"),
+    ("2:0.0", "cuda:1"),
+    ("GPU-22222222-aaaa-4444-5555-666666666666", "cuda:1"),
+    ("gpu-22222222a", "cuda:1"),
+    ("22222222aaaa44445555666666666666", "cuda:1"),
+    ("22222222-bbbb-4444-5555-666666666666", "cuda:0"),
 ]
+UUIDS = {A: "GPU-22222222-bbbb-4444-5555-666666666666", B: "GPU-22222222-aaaa-4444-5555-666666666666"}
 
 
-@pytest.mark.parametrize(("name", "right"), NAMED)
-def test_names_bus_ids_and_products_name_one_device(
-    name: str, right: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two cards, one of them with two interfaces."""
     monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
+    monkeypatch.setattr("pyggml.card_uuid.card_uuid", UUIDS.get)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("name", "right"), NAMED)
+def test_names_addresses_uuids_and_products_name_one_device(name: str, right: str) -> None:
     assert gg.device(name).name == right
 
 
-def test_a_bus_id_names_the_cards_first_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
+@pytest.mark.usefixtures("machine")
+def test_a_bus_id_names_the_cards_first_interface() -> None:
     assert gg.device(A).name == "cuda:0"
 
 
-@pytest.mark.parametrize(("name", "fits"), [("h200", "cuda:0, cuda:1"), ("cuda", "cuda:0, cuda:1")])
-def test_a_name_that_fits_several_devices_lists_them(
-    name: str, fits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MODULE, "devices", lambda: MACHINE)
-    with pytest.raises(gg.DeviceError, match=f"device '{name}' fits {fits}; name one of them"):
+BOTH = f"cuda:0 (NVIDIA H200 at {A}), cuda:1 (NVIDIA H200 NVL at {B})"
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("name", ["h200", "cuda", "GPU-22222222", "gpu-2222"])
+def test_a_name_that_fits_several_devices_lists_them(name: str) -> None:
+    with pytest.raises(gg.DeviceError, match=re.escape(f"device '{name}' fits {BOTH}; name one of them")):
         gg.device(name)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("name", ["GPU-3333", "03:00.0", "gpu-", "GPU-222222223", "2222", "0:2:0:0"])
+def test_an_address_or_uuid_of_no_device_here_is_refused(name: str) -> None:
+    with pytest.raises(gg.DeviceError, match=f"no device '{name}'; this machine has cpu, cuda:0, cuda:1"):
+        gg.device(name)
+
+
+def test_an_address_of_emulated_cards_names_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated = [card(f"cuda:{i}", bus_id=f"{A}-v{i}") for i in range(2)]
+    monkeypatch.setattr(MODULE, "devices", lambda: (CPU, *emulated))
+    assert gg.device(f"{A}-v1").name == "cuda:1"
+    with pytest.raises(gg.DeviceError, match="fits cuda:0 .*, cuda:1"):
+        gg.device(A)
+
+
+def test_a_cards_uuid_comes_from_the_drivers_files_else_from_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card_uuid.cache_clear()
+    monkeypatch.setattr("pyggml.card_uuid.CARDS", tmp_path)
+    (tmp_path / A).mkdir()
+    (tmp_path / A / "information").write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {UUIDS[A]}\nBus Location: {A}\n")
+
+    def find_card(bus_id: bytes, digits: Any, reason: Any, size: int) -> int:
+        ffi.memmove(digits, UUIDS[B][4:].replace("-", "").encode(), 32)
+        return 1 if bus_id.decode() == B else -1
+
+    monkeypatch.setattr("pyggml.card_uuid.cuda_api", lambda: SimpleNamespace(find_card=find_card))
+    assert [card_uuid(bus_id) for bus_id in (A, B, "0000:03:00.0")] == [UUIDS[A], UUIDS[B], None]
+    monkeypatch.setattr("pyggml.card_uuid.cuda_api", lambda: None)
+    card_uuid.cache_clear()
+    assert card_uuid(B) is None
+    card_uuid.cache_clear()
 
 
 DEFAULTS = [

@@ -7,6 +7,7 @@ loads a model, and `plan`, refuses it alike.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"device": ",", "tp": 2}, "no device ''", "this machine has cpu"),
     ({"device": "cpu;cpu", "tp": 2}, "no device 'cpu;cpu'", "this machine has cpu"),
     ({"device": "gpu"}, "no device 'gpu'", "this machine has cpu"),
+    ({"device": "GPU-1a2b3c4d"}, "no device 'GPU-1a2b3c4d'", "this machine has cpu"),
+    ({"device": "0000:65:00.0"}, "no device '0000:65:00.0'", "this machine has cpu"),
     ({"device": "-1"}, "no device '-1'", "this machine has cpu"),
     # the model cannot be dealt so
     ({"layer-split": 3, **CPU3}, "the model has 2 layers", "2 devices at most"),
@@ -203,6 +206,30 @@ def test_an_unknown_architecture_is_refused_in_every_mode(
     alien = tmp_path / "alien.gguf"
     alien.write_bytes(model.read_bytes().replace(b"llama", b"alien"))
     check(call(capsys, "run", alien, "hi", *flags(mode)), "architecture 'alien'", "llama")
+
+
+@pytest.mark.parametrize("door", ["command line", "environment", "file"])
+@pytest.mark.parametrize("name", ["H200", "GPU-2222", "cuda"])
+def test_a_name_of_several_devices_is_refused_with_all_of_them(
+    name: str, door: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cards = [
+        gg.Device(f"cuda:{i}", "NVIDIA H200", "gpu", f"0000:0{i}:00.0", 2**34, "cuda", None) for i in range(2)
+    ]
+    cpu = gg.device("cpu")
+    monkeypatch.setattr(sys.modules["pyggml.device"], "devices", lambda: (cpu, *cards))
+    monkeypatch.setattr("pyggml.card_uuid.card_uuid", lambda bus_id: f"GPU-2222{bus_id[6]}")
+    arguments: list[Any] = ["run", model, "hi"]
+    if door == "command line":
+        arguments += ["--device", name]
+    elif door == "environment":
+        monkeypatch.setenv("PYGGML_DEVICE", name)
+    else:
+        (tmp_path / "c.json").write_text(json.dumps({"device": name}))
+        arguments += ["--config", tmp_path / "c.json"]
+    works = "fits cuda:0 (NVIDIA H200 at 0000:00:00.0), cuda:1 (NVIDIA H200 at 0000:01:00.0); name one of them"
+    check(call(capsys, *arguments), f"device '{name}'", works)
 
 
 def test_repeats_of_one_device_are_no_mistake(

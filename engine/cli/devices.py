@@ -73,6 +73,7 @@ def _document(
                 "kind": d.kind,
                 "description": d.description,
                 "bus_id": d.bus_id,
+                "uuid": d.uuid,
                 "memory_free_bytes": d.memory_free,
                 "memory_total_bytes": d.memory_total,
                 "is_default": d.name == default.name,
