@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Load time and host memory of a model, and the time to read a large vocabulary.
 
-usage: load.py [MODEL.gguf] [--device NAME] [--vocabulary MODEL.gguf]
+usage: load.py [MODEL.gguf] [--device NAME,...] [--tp N] [--vocabulary MODEL.gguf]
 
 Without MODEL a 2 GB synthetic one is written first. Each measurement is a process of its own that
 loads once; anonymous memory (RssAnon) is sampled while it loads, and what was allocated for weights
@@ -32,7 +32,7 @@ def watch():
         peak[0] = max(peak[0], anon())
 watcher = threading.Thread(target=watch); watcher.start()
 start = time.perf_counter()
-llm = LLM(sys.argv[1], device=sys.argv[2], ctx=512, parallel=1)
+llm = LLM(sys.argv[1], device=sys.argv[2], tp=int(sys.argv[3]) or None, ctx=512, parallel=1)
 seconds = time.perf_counter() - start
 done.set(); watcher.join()
 on_cpu = sum(p.weights_bytes for p in llm.plan if p.device == "cpu")
@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tp", type=int, default=0, help="cut every layer over so many devices")
     parser.add_argument("--vocabulary", help="a GGUF whose tokenizer is read and built")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +80,7 @@ def main() -> None:
                 f"wrote {Path(path).stat().st_size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s",
                 file=sys.stderr,
             )
-        result = child(LOADING, path, args.device)
+        result = child(LOADING, path, args.device, str(args.tp))
     rate = result["weights_bytes"] / result["load_s"] / 1e9
     size = result["weights_bytes"] / 1e9
     print(f"load            {result['load_s']:8.2f} s   {size:.2f} GB of weights, {rate:.1f} GB/s")

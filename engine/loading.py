@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import pyggml as gg
 
@@ -18,6 +19,7 @@ from .model import Model
 from .placement import Placement
 from .prediction import Mode
 from .rank import Rank, Ranks
+from .rank_loading import RankLoad, load_ranks
 from .slices import WHOLE
 from .weight_table import Use
 from .weights import Part, Progress, Weights, layer_parts, tensor_parts, whole_parts
@@ -69,24 +71,28 @@ class LoadedModel:
         return notes
 
     def _load(self, model: Model, parts: Sequence[list[Part]], progress: Progress | None) -> None:
-        options, deal, done = self._arranged.options, self._arranged.deal, 0
-        total = sum(part.n_bytes for of_rank in parts for part in of_rank)
-        for i, (backend, demand, of_rank) in enumerate(zip(self._backends, deal.demands, parts)):
-            weights = Weights(backend, of_rank, _shifted(progress, done, total))
-            done += sum(part.n_bytes for part in of_rank)
-            layers = range(*demand.layers)
-            try:
-                cache = KVCache(
-                    backend, model.hparams, n_slots=options.parallel, n_ctx=self.n_ctx, layers=layers,
-                    n_head_kv=demand.n_head_kv, type_k=options.cache_type_k, type_v=options.cache_type_v,
-                )  # fmt: skip
-            except BaseException:
-                weights.close()
-                raise
-            experts = None if deal.cuts is None else deal.cuts.ranks[deal.ranks[i]].experts
-            self._ranks.append(
-                Rank(backend, weights, cache, gg.Allocator(backend), layers, (experts or (0, 0))[0])
-            )
+        loads = []
+        for i, (backend, of_rank) in enumerate(zip(self._backends, parts)):
+            lane = f"rank {i}" if backend.device.kind == "cpu" else backend.device.name
+            n_bytes = sum(part.n_bytes for part in of_rank)
+            loads.append(RankLoad(lane, n_bytes, partial(self._rank, model, i, of_rank)))
+        self._ranks = load_ranks(loads, progress)
+
+    def _rank(self, model: Model, i: int, parts: Sequence[Part], progress: Progress) -> Rank:
+        """Rank i with its weights and its empty cache."""
+        options, deal, backend = self._arranged.options, self._arranged.deal, self._backends[i]
+        demand, weights = deal.demands[i], Weights(backend, parts, progress)
+        layers = range(*demand.layers)
+        try:
+            cache = KVCache(
+                backend, model.hparams, n_slots=options.parallel, n_ctx=self.n_ctx, layers=layers,
+                n_head_kv=demand.n_head_kv, type_k=options.cache_type_k, type_v=options.cache_type_v,
+            )  # fmt: skip
+        except BaseException:
+            weights.close()
+            raise
+        experts = None if deal.cuts is None else deal.cuts.ranks[deal.ranks[i]].experts
+        return Rank(backend, weights, cache, gg.Allocator(backend), layers, (experts or (0, 0))[0])
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -186,10 +192,3 @@ def _check_types(backend: gg.Backend, parts: Sequence[Part]) -> None:
     matrices = {(p.shape, p.kind, p.use) for p in parts if p.use in (Use.MUL_MAT, Use.MUL_MAT_ID)}
     for shape, kind, use in matrices:
         backend.weight_buffer_type(shape, kind, experts=use is Use.MUL_MAT_ID)
-
-
-def _shifted(progress: Progress | None, start: int, total: int) -> Progress | None:
-    """Progress of one rank told as progress of all."""
-    if progress is None:
-        return None
-    return lambda done, _: progress(start + done, total)
