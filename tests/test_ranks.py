@@ -178,26 +178,6 @@ def test_refusals_come_before_a_weight_is_read(
         LLM(tiny("llama"), progress=unwanted, ctx=256, **options)
 
 
-def test_failed_load_on_one_rank_frees_the_others(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyggml.engine import loading
-
-    made: list[Any] = []
-
-    class Failing(loading.Weights):
-        def __init__(self, *args: Any) -> None:
-            if len(made) == 1:
-                raise gg.AllocationError("cpu: no 1 bytes; 0 are free")
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(loading, "Weights", Failing)
-    with pytest.raises(gg.AllocationError, match="no 1 bytes"):
-        LLM(tiny("llama"), device="cpu,cpu", tp=2, **F32)
-    assert len(made) == 1 and len(made[0]) == 0
-
-
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: Callable[..., Path]) -> None:
     path = tiny("llama", n_layer=3)
