@@ -22,7 +22,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import modes as mode_table
-from bandwidth import copy_bandwidth, read_bandwidth, step_bytes
 from estimate import Budget
 from modes import Mode
 from our_side import OurError, OurSide
@@ -32,6 +31,9 @@ from synthetic_model import SHAPES, write
 from targets import Row
 
 import pyggml as gg
+from pyggml.engine import Model
+from pyggml.engine.ceiling import bandwidth, step_bytes
+from pyggml.engine.cli.bench_profile import profile_lines
 
 MODELS = "llama-8b:q8_0,llama-8b:q4_k,qwen3-30b-a3b:q4_k,llama-70b:q4_k"
 
@@ -48,8 +50,7 @@ class Comparison:
         self.options = options
         self.modes = mode_table.modes(options.modes, devices, options.threads)
         self.rows: dict[tuple[str, str, str, int], Row] = {}
-        on_cpu = devices[0].startswith("cpu")
-        self.bandwidth = read_bandwidth(options.threads) if on_cpu else copy_bandwidth(devices[0])
+        self.bandwidth = bandwidth(devices[0], options.threads)
         self.budget = Budget(options)
 
     def model_file(self, name: str) -> str:
@@ -130,6 +131,11 @@ class Comparison:
                         say(failed=[name, mode.name, "ours"], why=str(error))
                         ours.close()
                         ours = None
+            if ours is not None and self.options.profile:
+                for step in work.profiles:
+                    found = ours.ask(profile=step)
+                    say(profile=[name, mode.name], **found)
+                    print("\n".join(["", *profile_lines(found), ""]), flush=True)
         finally:
             if ours is not None:
                 ours.close()
@@ -147,7 +153,9 @@ class Comparison:
                 n_kv = self.options.n // 2 + (0 if what == "decode" else self.options.parallel_prompt)
                 n_seq = n if what != "decode" else 1
                 reading = self.bandwidth * mode.reads_at_once
-                row.ceiling = n_seq * reading / step_bytes(path, n_seq, n_kv)
+                model = Model(path)
+                row.ceiling = n_seq * reading / step_bytes(model, n_seq, n_kv)
+                model.close()
         warm = found["tok_per_s"][1:]
         (row.ours if side == "ours" else row.theirs).extend(warm)
         if "python_share" in found:
@@ -163,7 +171,12 @@ Note = Callable[[str, str, int, dict[str, Any]], None]
 
 
 class _Work:
-    """What both sides do in a turn; `note(side, what, n, found)` takes each result."""
+    """What both sides do in a turn; `note(side, what, n, found)` takes each result.
+
+    `profiles` are the steps that it is made of, as Probe.profile takes them.
+    """
+
+    profiles: list[dict[str, int]]
 
     def theirs(self, path: str, mode: Mode, note: Note) -> None:
         """llama.cpp's turn."""
@@ -179,6 +192,8 @@ class _Alone(_Work):
 
     def __init__(self, prompts: Sequence[int], n_gen: int, n_runs: int) -> None:
         self.prompts, self.n_gen, self.n_runs = prompts, n_gen, n_runs
+        self.profiles = [{"n_tokens": min(512, *prompts, 512)}] if prompts else []
+        self.profiles += [{"n_past": n_gen // 2}] if n_gen else []
 
     def theirs(self, path: str, mode: Mode, note: Note) -> None:
         assert mode.their_flags is not None, "theirs take part in this mode"
@@ -199,6 +214,7 @@ class _Together(_Work):
 
     def __init__(self, n_prompt: int, n_gen: int, counts: Sequence[int], n_runs: int) -> None:
         self.n_prompt, self.n_gen, self.counts, self.n_runs = n_prompt, n_gen, counts, n_runs
+        self.profiles = [{"n_seq": n, "n_past": n_prompt + n_gen // 2} for n in counts if n > 1]
 
     def theirs(self, path: str, mode: Mode, note: Note) -> None:
         assert mode.their_flags is not None, "theirs take part in this mode"
@@ -256,6 +272,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers of synthetic models, for trials")
     parser.add_argument("--threads", type=int, default=gg.default_threads(), help="where the device is a CPU")
     parser.add_argument("--our-options", type=json.loads, default={}, help="more options of our LLM, as JSON")
+    parser.add_argument("--profile", action="store_true", help="name our most expensive kernels in each mode")
     parser.add_argument("--ours-only", action="store_true", help="leave llama.cpp out")
     return parser.parse_args()
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bandwidth import read_bandwidth
 from peer import reference_bin
 
 from pyggml import default_threads
 from pyggml.engine import Model
+from pyggml.engine.ceiling import bandwidth
 
 
 def theirs(path: Path, args: argparse.Namespace) -> dict[str, float]:
@@ -53,7 +53,7 @@ def ours(path: Path, args: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def compare(name: str, args: argparse.Namespace, bandwidth: float) -> dict[str, object]:
+def compare(name: str, args: argparse.Namespace, n_read: float) -> dict[str, object]:
     """All rounds of one model, medians and ratios."""
     model = Model(name)
     path, n_bytes = Path(model.path), model.n_bytes
@@ -69,7 +69,7 @@ def compare(name: str, args: argparse.Namespace, bandwidth: float) -> dict[str, 
     for phase in ("prefill", "decode"):
         mine, other = (statistics.median(r[phase] for r in rounds[who]) for who in ("ours", "theirs"))
         result[phase] = {"ours": mine, "theirs": other, "ratio": mine / other}
-    result["decode_ceiling"] = bandwidth / n_bytes
+    result["decode_ceiling"] = n_read / n_bytes
     result["python_share"] = statistics.median(r["python_share"] for r in rounds["ours"])
     return result
 
@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    bandwidth = read_bandwidth(args.threads)
-    results = [compare(name, args, bandwidth) for name in args.models or ["smollm2", "gemma3"]]
+    n_read = bandwidth("cpu", args.threads)
+    results = [compare(name, args, n_read) for name in args.models or ["smollm2", "gemma3"]]
     print(f"tokens a second with {args.threads} threads on {args.device}")
     print(f"{'model':36} {'phase':8} {'ours':>9} {'llama.cpp':>9} {'ratio':>6} {'ceiling':>8}")
     for r in results:
@@ -97,7 +97,7 @@ def main() -> None:
                 f"{r['model']:36} {phase:8} {f['ours']:9.1f} {f['theirs']:9.1f} {f['ratio']:6.2f} {ceiling}"
             )
         print(f"{'':36} Python's share of a decode step: {100 * float(str(r['python_share'])):.1f} %")
-    print(json.dumps({"bandwidth": bandwidth, "threads": args.threads, "results": results}))
+    print(json.dumps({"bandwidth": n_read, "threads": args.threads, "results": results}))
 
 
 if __name__ == "__main__":

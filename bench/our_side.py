@@ -73,8 +73,11 @@ class OurSide:
 
 
 def _answer(llm: Any, order: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    from pyggml.engine.cli.bench_profile import document
     from pyggml.engine.cli.measure import decode, prefill, random_prompt
 
+    if "profile" in order:
+        return document(llm.probe.profile(**order["profile"]))
     if "prefill" in order:
         n = int(order["prefill"])
         return {"tok_per_s": [prefill(llm, random_prompt(rng, llm, n)) for _ in range(order["runs"])]}
@@ -86,7 +89,7 @@ def _answer(llm: Any, order: dict[str, Any], rng: np.random.Generator) -> dict[s
     return {
         "tok_per_s": [run.tok_per_s for run in runs],
         "python_share": [run.python_share for run in runs],
-        "stats": dataclasses.asdict(llm.stats),
+        "stats": {**dataclasses.asdict(llm.stats), "replays": llm.probe.replays()},
     }
 
 

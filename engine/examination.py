@@ -13,7 +13,7 @@ import numpy as np
 
 import pyggml as gg
 
-from .measuring import SUM_ELEMENTS, Speed, copied, copy_seconds, device_speed, sum_seconds
+from .measuring import Speed, copied, copy_seconds, device_speed, sums_by_transport
 
 # An odd number of elements each, so that tails are tested too.
 _PROVEN_ELEMENTS = (1027, 2**20 + 3)
@@ -75,11 +75,7 @@ def examine(names: Sequence[str], *, threads: int | None = None) -> Examination:
 
 def _examine_links(found: Examination, group: gg.Group) -> None:
     found.transports = group.transports.as_dict()
-    for row in group.transports.rows:
-        if row.passed and row.seconds:
-            found.sums[row.name] = dict(row.seconds)
-    if "host" not in found.sums and group.transports.row("host").passed:
-        found.sums["host"] = {n: sum_seconds(group, n) for n in SUM_ELEMENTS}
+    found.sums = sums_by_transport(group)
     ranks = range(group.n_ranks)
     found.copies = [_tested(group, a, b) for a in ranks for b in ranks if a != b]
 

@@ -26,6 +26,7 @@ from .loading import LoadedModel
 from .model import Model
 from .observation import observe
 from .placement import Placements
+from .probe import Probe
 from .runner import Runner, RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -113,6 +114,7 @@ class LLM(Sending):
             opened.close()
 
         self._engine = Engine(self._scheduler, self._runner, dispose, max_queued=max_queued)
+        self.probe = Probe(self.model, loaded, self._runner, self._engine, threads)
         self._is_closed = False
 
     def _template(self, source: str) -> ChatTemplate | None:

@@ -23,6 +23,7 @@ from .logits import Logits
 from .models.family import Family
 from .plan import Place, Plan
 from .rank import Ranks
+from .step_profile import StepProfile, step_profile
 
 MAX_PLANS = 64
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
@@ -263,6 +264,12 @@ class Runner:
             if shape.n_tokens == 1:
                 found[plan.replay] += 1
         return found
+
+    def profile(self, n_tokens: int, n_seq: int, n_past: int) -> StepProfile:
+        """Where the time of a step goes that adds n_tokens to each of n_seq sequences of n_past tokens."""
+        n = padded_length(n_tokens, self.max_chunk)
+        shape = PlanShape(n, n_seq, 0, self._window(n_past + n, n), n_seq if n == 1 else 1)
+        return step_profile(self._ranks, self.hp, self._family.forward, shape, self._embed)
 
     def _host_bytes(self) -> int:
         return sum(plan.host_bytes for plan in self._plans.values())

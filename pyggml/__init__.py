@@ -63,6 +63,7 @@ from .ops import (
     top_k,
 )
 from .products import hadamard, mul_mat, mul_mat_id
+from .profile import KernelTrace, Work
 from .rows import get_rows, set_rows
 from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
 from .tensor import Tensor
@@ -90,11 +91,13 @@ __all__ = [
     "Graph",
     "Group",
     "GroupGraph",
+    "KernelTrace",
     "ModuleProblem",
     "PyggmlError",
     "RankGraph",
     "ShapeError",
     "Tensor",
+    "Work",
     "add",
     "argmax",
     "cast",

@@ -16,6 +16,7 @@ from ._ffi import lib
 from .definition import Definition
 from .errors import ComputeError, ShapeError
 from .layout import Input, Layout, measure
+from .profile import Work, grouped, node_name
 from .tensor import as_numpy
 from .transfer import fill
 from .windows import resized
@@ -119,6 +120,19 @@ class Graph(Definition):
     def join(self, group: Any, rank: int, run: Any) -> None:
         """Make the built graph one rank's of a native group and describe its part in the C struct `run`."""
         self.check_fresh().join(group, rank, run)
+
+    def node_times(self, n_runs: int = 3) -> list[Work]:
+        """Send the feeds and run the nodes one by one: the least time of each in n_runs, like nodes together.
+
+        Collectives of a group are left out, so that results are those of one rank alone. Raises ComputeError.
+        """
+        if n_runs < 1:
+            raise ShapeError(f"n_runs = {n_runs}; at least 1 is needed")
+        with self.lock:
+            layout = self.check_fresh()
+            runs = [layout.time_nodes(self.backend, self._graph) for _ in range(n_runs)]
+        nodes = (lib.ggml_graph_node(self._graph, i) for i in range(len(runs[0])))
+        return grouped([node_name(node) for node in nodes], [min(times) for times in zip(*runs)])
 
     def step(self) -> Mapping[str, np.ndarray]:
         """Send the feeds, compute, fill the results. The arrays are the same in every call."""

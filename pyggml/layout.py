@@ -187,6 +187,15 @@ class Layout:
         """Read an output that runs leave where it is."""
         lib.pg_plan_read(self._plan, self._lazy[name].native, 1)
 
+    def time_nodes(self, backend: Backend, graph: Any) -> list[float]:
+        """Send the inputs and run the nodes one by one, without collectives: each one's seconds.
+
+        Raises ComputeError.
+        """
+        seconds = ffi.new("double[]", lib.ggml_graph_n_nodes(graph))
+        self.check(lib.pg_profile_nodes(backend.handle, graph, self._in.native, self._in.n, seconds))
+        return list(seconds)
+
     def join(self, group: Any, rank: int, run: Any) -> None:
         """Make this one rank's of a native group, and describe its part in the C struct `run`."""
         lib.pg_plan_join(self._plan, group, rank)

@@ -26,13 +26,50 @@ def test_bench_ends_with_one_line_of_json(
         assert len(test["runs_tok_per_s"]) == 2
         assert min(test["runs_tok_per_s"]) <= test["tok_per_s"] <= max(test["runs_tok_per_s"])
     assert all(0 <= test["python_share"] <= 1 for test in document["decode"])
+    assert all(test["ceiling_tok_per_s"] > 0 and test["replays"].keys() == {"off"} for test in document["decode"])
     assert document["load_s"] > 0
+    assert (document["sums_s"], document["profile"]) == ({}, [])
 
 
 def test_bench_shows_a_table(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     lines = call(capsys, "bench", tiny("llama"), "-p", 16, "-n", 4, "--repeat", 1).out.splitlines()
     tests = [line.split()[:3] for line in lines if line.startswith(("prefill", "decode"))]
     assert tests == [["prefill", "16", "1"], ["decode", "4", "1"]]
+
+
+def test_a_profile_names_the_ten_most_expensive_nodes_of_each_step(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        "-p",
+        "16,40",
+        "-n",
+        4,
+        "--parallel",
+        "1,2",
+        "--repeat",
+        1,
+        "--profile",
+        "--device",
+        "cpu,cpu",
+        "--tp",
+        2,
+    )
+    result = call(capsys, "bench", tiny("llama"), *options, "--threads", 1, "--json")
+    *lines, last = result.out.splitlines()
+    document = json.loads(last)
+    steps = [(step["phase"], step["n_tokens"], step["parallel"]) for step in document["profile"]]
+    assert steps == [("prefill", 40, 1), ("decode", 1, 1), ("decode", 1, 2)]
+    for step in document["profile"]:
+        assert step["way"] == "nodes" and len(step["works"]) == 10
+        assert sum(work["share"] for work in step["works"]) <= 1.001
+        for work in step["works"]:
+            assert any(
+                line.endswith(work["name"]) and f"{100 * work['share']:.1f} %" in line for line in lines
+            )
+    assert any(line.startswith("decode step of 2 sequences in a window of 256: ") for line in lines)
+    assert any(line.startswith("sum over ranks  ") for line in lines)
+    assert "launches of decode steps are not recorded" in lines
 
 
 def test_a_prompt_may_fill_the_context(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
-"""`pyggml bench`: prefill speed by length, decode speed by number of sequences, medians of repeats."""
+"""`pyggml bench`: prefill speed by length, decode speed by number of sequences, medians of repeats.
+
+Beside decode stands what memory allows: the bytes that a step reads over the bandwidth that copies reach.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..model import Model
 from ..placement import MIN_CTX
+from . import bench_profile
 from .bench_modes import Where, modes, options_text, winner_lines, winners
 from .loading import limit_of, open_llm, open_model, start_lines, warn_of_unused_gpus
 from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
@@ -39,7 +43,7 @@ def bench(settings: Settings) -> int:
     warn_of_unused_gpus(settings)
     if not is_comparing:
         document |= _measured(settings, {}, document["model"])
-        print(_table(document))
+        print("\n".join([_table(document), *_lines_below(document)]))
     else:
         document["modes"] = [_measured_or_refused(settings, where, document["model"]) for where in compared]
         document["winners"] = winners(settings["model"], document["modes"])
@@ -86,6 +90,8 @@ def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
         print("\n".join([*start_lines(llm), ""]))
         found["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]
         alone = [_decode(settings, llm, rng, 1)] if 1 in settings["parallel"] else []
+        found["sums_s"] = llm.probe.sums()
+        found["profile"] = _profiles(settings, llm) if settings["profile"] else []
     found["decode"] = []
     for n_seq in settings["parallel"]:
         if n_seq == 1:
@@ -93,7 +99,21 @@ def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
             continue
         with _opened(settings, n_seq, where) as llm:
             found["decode"].append(_decode(settings, llm, rng, n_seq))
+            if settings["profile"]:
+                found["profile"].append(_decode_profile(settings, llm, n_seq))
     return found
+
+
+def _profiles(settings: Settings, llm: LLM) -> list[dict[str, Any]]:
+    n = min(settings["batch"], max(settings["n-prompt"]))
+    found = [bench_profile.document(llm.probe.profile(n_tokens=n))]
+    if 1 in settings["parallel"]:
+        found.append(_decode_profile(settings, llm, 1))
+    return found
+
+
+def _decode_profile(settings: Settings, llm: LLM, n_seq: int) -> dict[str, Any]:
+    return bench_profile.document(llm.probe.profile(n_seq=n_seq, n_past=N_SHORT + settings["n-gen"] // 2))
 
 
 def _opened(settings: Settings, n_seq: int, where: Where) -> LLM:
@@ -128,22 +148,36 @@ def _decode(settings: Settings, llm: LLM, rng: np.random.Generator, n_seq: int) 
         "tok_per_s": median(speeds),
         "step_ms": 1000 * n_seq / median(speeds),
         "python_share": median(run.python_share for run in runs),
+        "ceiling_tok_per_s": llm.probe.decode_ceiling(n_seq, N_SHORT + n_gen // 2),
+        "replays": llm.probe.replays(),
         "runs_tok_per_s": speeds,
     }
 
 
 def _table(document: dict[str, Any]) -> str:
-    rows = [("prefill", p["n_prompt"], 1, shown_rate(p["tok_per_s"]), "", "") for p in document["prefill"]]
+    rows = [
+        ("prefill", p["n_prompt"], 1, shown_rate(p["tok_per_s"]), "", "", "") for p in document["prefill"]
+    ]
     rows += [
         (
-            "decode", d["n_gen"], d["parallel"], shown_rate(d["tok_per_s"]), f"{d['step_ms']:.2f} ms",
-            f"{100 * d['python_share']:.0f} %",
+            "decode", d["n_gen"], d["parallel"], shown_rate(d["tok_per_s"]), shown_rate(d["ceiling_tok_per_s"]),
+            f"{d['step_ms']:.2f} ms", f"{100 * d['python_share']:.1f} %",
         )
         for d in document["decode"]
     ]  # fmt: skip
-    return render(
-        rows, header=("test", "tokens", "sequences", "tokens/s", "step", "in Python"), right=(1, 2, 3, 4, 5)
-    )
+    header = ("test", "tokens", "sequences", "tokens/s", "memory allows", "step", "in Python")
+    return render(rows, header=header, right=(1, 2, 3, 4, 5, 6))
+
+
+def _lines_below(document: dict[str, Any]) -> list[str]:
+    """Recorded launches, sums over ranks and profiles."""
+    lines = [""]
+    if document["decode"]:
+        lines += [bench_profile.replay_line(document["decode"][-1]["replays"])]
+    lines += bench_profile.sums_lines(document["sums_s"])
+    for profile in document["profile"]:
+        lines += ["", *bench_profile.profile_lines(profile)]
+    return lines
 
 
 def _comparison(measured: list[dict[str, Any]]) -> str:

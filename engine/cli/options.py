@@ -96,6 +96,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("measure", FLAG, "measure devices and links for a second or two, to predict times", PLAN, default=True),
     Option("n-gen", whole(2), "tokens to generate in each decode test", BENCH, "128", default=128, short=("-n",)),
     Option("repeat", whole(1), "measurements of each test, of which the median is shown", BENCH, "5", default=3),
+    Option("profile", FLAG, "name the most expensive kernels of a prefill step and of decode steps",
+           BENCH, default=False),
     Option("modes", choice(("given", "all")), "compare nothing, or one device, tensor parallel and layer split",
            BENCH, "all", default="given"),
     Option("tokens", wholes(0), "token ids to evaluate", LOGITS, "1,2,3"),
