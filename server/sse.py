@@ -17,6 +17,15 @@ from .errors import ApiError
 
 PING_S = 15.0
 _encoder = msgspec.json.Encoder()
+_LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
+
+
+def _without_line_ends(data: bytes) -> bytes:
+    """JSON without characters that some readers of lines stop at."""
+    for char, escaped in _LINE_ENDS:
+        if char in data:
+            data = data.replace(char, escaped)
+    return data
 
 
 class EventStream:
@@ -68,7 +77,7 @@ class EventStream:
     async def send(self, value: Any, event: str | None = None) -> None:
         """Send a value as JSON."""
         name = b"" if event is None else b"event: " + event.encode() + b"\n"
-        await self._write(name + b"data: " + _encoder.encode(value) + b"\n\n")
+        await self._write(name + b"data: " + _without_line_ends(_encoder.encode(value)) + b"\n\n")
 
     async def fail(self, error: ApiError) -> None:
         """Send an error, the last event."""
