@@ -79,11 +79,11 @@ class EngineLink:
             broken = await self._run_once()
             if self.state is State.STOPPED:
                 return
-            LOG.error("%s", self.reason)
             if broken is not None and broken.is_mistake and not self.n_restarts:
                 raise StartError(self.reason)
             if not self._was_ready or not self._restarts or not self._may_restart():
                 raise StartError(self.reason, status=1)
+            LOG.error("%s; it is started again", self.reason)
             self.n_restarts += 1
 
     async def _run_once(self) -> Broken | None:
