@@ -4,7 +4,7 @@
 usage: compare_gpu.py [--models llama-8b:q8_0,...] [--modes one,tp,layer] [--what prefill,decode,parallel] [...]
 
 A model is SHAPE:TYPE (written by synthetic_model.py into --folder if absent) or a file. For each model and mode the two
-take turns for --rounds, each time with a cold run that is left out and --repeat runs that count; medians are compared.
+take turns for --rounds of --repeat runs each, after a cold run that is left out; medians are compared.
 A mode with a colon (tp:nccl-shm, tp:host, layer:host) is for cards without peer access, for both sides.
 Every sample and every finished row is a line of JSON at once; at the end come a table, the targets, and one JSON line.
 """
@@ -15,8 +15,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,10 +25,12 @@ import modes as mode_table
 from estimate import Budget
 from modes import Mode
 from our_side import OurError, OurSide
-from peer import PeerError, parallel_speeds, speeds
+from peer import PeerError
 from report import print_report
+from servers import stream_speeds
 from synthetic_model import SHAPES, write
 from targets import Row
+from work import Alone, Together, Work
 
 import pyggml as gg
 from pyggml.engine import Model
@@ -84,148 +86,99 @@ class Comparison:
 
     def measure(self, name: str, path: str, mode: Mode) -> None:
         """One model in one mode."""
-        what = self.options.what
-        if "prefill" in what or "decode" in what:
-            prompts = self.options.p if "prefill" in what else []
-            n_gen = self.options.n if "decode" in what else 0
-            ctx = max(*prompts, n_gen + 2, 64) + 1
-            self._turns(name, path, mode, {"ctx": ctx, "parallel": 1}, _Alone(prompts, n_gen, self._n_runs))
-        if "parallel" in what:
-            counts, n = self.options.parallel, self.options.parallel_prompt
-            ctx = max(n + self.options.n + max(counts), 63) + 1
-            together = _Together(n, self.options.n, counts, self._n_runs)
-            self._turns(name, path, mode, {"ctx": ctx, "parallel": max(counts)}, together)
+        o = self.options
+        if "prefill" in o.what or "decode" in o.what:
+            alone = Alone(o.p if "prefill" in o.what else [], o.n if "decode" in o.what else 0)
+            self._turns(name, path, mode, alone)
+        if "parallel" in o.what:
+            self._turns(name, path, mode, Together(o.parallel_prompt, o.n, o.parallel))
+        if "streams" in o.what:
+            self._streams(name, path, mode)
         for (model, mode_name, *_), row in self.rows.items():
             if (model, mode_name) == (name, mode.name):
                 say(row=row.document())
 
-    @property
-    def _n_runs(self) -> int:
-        return int(self.options.repeat) + 1
+    def _streams(self, name: str, path: str, mode: Mode) -> None:
+        """Both servers and HTTP clients."""
+        o = self.options
+        found = stream_speeds(
+            path, mode, o.streams, o.parallel_prompt, o.n, o.rounds * o.repeat, ours_only=o.ours_only
+        )
+        try:
+            for side, n, medians in found:
+                self._note(name, path, mode, side, "streams", n, {"tok_per_s": medians})
+        except PeerError as error:
+            say(failed=[name, mode.name, "streams"], why=str(error))
 
-    def _turns(self, name: str, path: str, mode: Mode, room: dict[str, int], work: _Work) -> None:
+    def _turns(self, name: str, path: str, mode: Mode, work: Work) -> None:
         """Rounds of theirs and ours by turns, our process staying loaded; a side that fails is noted and left out."""
+        o = self.options
 
         def note(side: str, what: str, n: int, found: dict[str, Any]) -> None:
             self._note(name, path, mode, side, what, n, found)
 
         ours: OurSide | None = None
         try:
-            ours = OurSide(path, {**mode.ours, **room, **self.options.our_options}, mode.our_env)
+            ours = OurSide(path, {**mode.ours, **work.room, **o.our_options}, mode.our_env)
             say(opened=[name, mode.name], load_s=ours.opened["load_s"], notes=ours.opened["notes"])
         except OurError as error:
             say(failed=[name, mode.name, "ours"], why=str(error))
-        their_turn = mode.their_flags is not None and not self.options.ours_only
+        their_turn = mode.their_flags is not None and not o.ours_only
         try:
-            for _ in range(self.options.rounds):
+            for round in range(o.rounds):
                 if their_turn:
                     try:
-                        work.theirs(path, mode, note)
+                        work.theirs(path, mode, o.repeat, note)
                     except PeerError as error:
                         say(failed=[name, mode.name, "theirs"], why=str(error))
                         their_turn = False
                 if ours is not None:
                     try:
-                        work.ours(ours, note)
+                        work.ours(ours, o.repeat, 0 if round else 1, note)
                     except OurError as error:
                         say(failed=[name, mode.name, "ours"], why=str(error))
                         ours.close()
                         ours = None
-            if ours is not None and self.options.profile:
-                for step in work.profiles:
-                    found = ours.ask(profile=step)
-                    say(profile=[name, mode.name], **found)
-                    print("\n".join(["", *profile_lines(found), ""]), flush=True)
+            if ours is not None and o.profile:
+                self._profiles(name, mode, ours, work)
         finally:
             if ours is not None:
                 ours.close()
 
+    def _profiles(self, name: str, mode: Mode, ours: OurSide, work: Work) -> None:
+        for step in work.profiles:
+            try:
+                found = ours.ask(profile=step)
+            except OurError as error:
+                say(failed=[name, mode.name, "profile"], why=str(error))
+                return
+            say(profile=[name, mode.name], **found)
+            print("\n".join(["", *profile_lines(found), ""]), flush=True)
+
     def _note(
         self, name: str, path: str, mode: Mode, side: str, what: str, n: int, found: dict[str, Any]
     ) -> None:
-        """Keep what one turn measured, its cold run left out, and print it."""
+        """Keep what one turn measured, and print it."""
         key = name, mode.name, what, n
         row = self.rows.get(key)
         if row is None:
             label = name if name.partition(":")[0] in SHAPES else Path(name).name
             row = self.rows[key] = Row(label, mode.name, what, n, [], [], note=mode.note)
             if what != "prefill":
-                n_kv = self.options.n // 2 + (0 if what == "decode" else self.options.parallel_prompt)
-                n_seq = n if what != "decode" else 1
-                reading = self.bandwidth * mode.reads_at_once
-                model = Model(path)
-                row.ceiling = n_seq * reading / step_bytes(model, n_seq, n_kv)
-                model.close()
-        warm = found["tok_per_s"][1:]
-        (row.ours if side == "ours" else row.theirs).extend(warm)
+                row.ceiling = self._ceiling(path, mode, what, n)
+        (row.ours if side == "ours" else row.theirs).extend(found["tok_per_s"])
         if "python_share" in found:
-            row.python_share = sorted(found["python_share"][1:])[len(warm) // 2]
-        say(
-            sample=[row.model, mode.name, what, n, side],
-            tok_per_s=found["tok_per_s"],
-            stats=found.get("stats"),
-        )
+            row.python_share = median(found["python_share"])
+        say(sample=[row.model, mode.name, what, n, side], **found)
 
-
-Note = Callable[[str, str, int, dict[str, Any]], None]
-
-
-class _Work:
-    """What both sides do in a turn; `note(side, what, n, found)` takes each result.
-
-    `profiles` are the steps that it is made of, as Probe.profile takes them.
-    """
-
-    profiles: list[dict[str, int]]
-
-    def theirs(self, path: str, mode: Mode, note: Note) -> None:
-        """llama.cpp's turn."""
-        raise AssertionError
-
-    def ours(self, side: OurSide, note: Note) -> None:
-        """Our turn."""
-        raise AssertionError
-
-
-class _Alone(_Work):
-    """Prompts of several lengths, and tokens of one sequence."""
-
-    def __init__(self, prompts: Sequence[int], n_gen: int, n_runs: int) -> None:
-        self.prompts, self.n_gen, self.n_runs = prompts, n_gen, n_runs
-        self.profiles = [{"n_tokens": min(512, *prompts, 512)}] if prompts else []
-        self.profiles += [{"n_past": n_gen // 2}] if n_gen else []
-
-    def theirs(self, path: str, mode: Mode, note: Note) -> None:
-        assert mode.their_flags is not None, "theirs take part in this mode"
-        for what, n, found in speeds(
-            path, mode.their_flags, mode.their_env, self.prompts, self.n_gen, self.n_runs
-        ):
-            note("theirs", what, n, {"tok_per_s": found})
-
-    def ours(self, side: OurSide, note: Note) -> None:
-        for n in self.prompts:
-            note("ours", "prefill", n, side.ask(prefill=n, runs=self.n_runs))
-        if self.n_gen:
-            note("ours", "decode", self.n_gen, side.ask(decode=self.n_gen, runs=self.n_runs))
-
-
-class _Together(_Work):
-    """Tokens of several sequences at once, each after a prompt."""
-
-    def __init__(self, n_prompt: int, n_gen: int, counts: Sequence[int], n_runs: int) -> None:
-        self.n_prompt, self.n_gen, self.counts, self.n_runs = n_prompt, n_gen, counts, n_runs
-        self.profiles = [{"n_seq": n, "n_past": n_prompt + n_gen // 2} for n in counts if n > 1]
-
-    def theirs(self, path: str, mode: Mode, note: Note) -> None:
-        assert mode.their_flags is not None, "theirs take part in this mode"
-        work = self.n_prompt, self.n_gen, self.counts, self.n_runs
-        for n, found in parallel_speeds(path, mode.their_flags, mode.their_env, *work):
-            note("theirs", "parallel", n, {"tok_per_s": found})
-
-    def ours(self, side: OurSide, note: Note) -> None:
-        for n in self.counts:
-            found = side.ask(decode=self.n_gen, parallel=n, prompt=self.n_prompt, runs=self.n_runs)
-            note("ours", "parallel", n, found)
+    def _ceiling(self, path: str, mode: Mode, what: str, n: int) -> float:
+        """Tokens a second that memory allows."""
+        n_kv = self.options.n // 2 + (0 if what == "decode" else self.options.parallel_prompt)
+        n_seq = n if what != "decode" else 1
+        model = Model(path)
+        n_bytes = step_bytes(model, n_seq, n_kv)
+        model.close()
+        return n_seq * self.bandwidth * mode.reads_at_once / n_bytes
 
 
 def _names(text: str) -> list[str]:
@@ -263,7 +216,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--parallel-prompt", type=int, default=512, help="tokens of each one's prompt")
     parser.add_argument("--streams", type=_numbers, default=[4, 16], help="numbers of HTTP clients")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
-    parser.add_argument("--repeat", type=int, default=2, help="runs that count in each turn")
+    parser.add_argument("--repeat", type=int, default=2, help="runs in each turn")
     parser.add_argument(
         "--seconds", type=float, default=570, help="begin nothing that would end later than this"
     )

@@ -58,7 +58,9 @@ class Budget:
         if o.layers:
             size /= 10
         n_sides = 1 if o.ours_only or mode.their_flags is None else 2
-        runs = o.rounds * (o.repeat + 1) * n_sides
+        runs = o.rounds * o.repeat + 1
+        if n_sides == 2:
+            runs += o.rounds * (o.repeat + 1)
         loading = size / LOAD_GB_S + START_S
         n_loads = 1 + (o.rounds if n_sides == 2 else 0)
         found = 0.0
@@ -72,5 +74,6 @@ class Budget:
             each = sum(n * o.parallel_prompt / prefill + (1 + 0.1 * n) * o.n / decode for n in o.parallel)
             found += runs * each + n_loads * loading
         if "streams" in o.what:
-            found += n_sides * (loading + 20)
+            each = sum(n * o.parallel_prompt / prefill + (1 + 0.1 * n) * o.n / decode for n in o.streams)
+            found += n_sides * (loading + 5 + (o.rounds * o.repeat + 1) * each)
         return found

@@ -78,14 +78,15 @@ def _answer(llm: Any, order: dict[str, Any], rng: np.random.Generator) -> dict[s
 
     if "profile" in order:
         return document(llm.probe.profile(**order["profile"]))
+    cold, n_runs = int(order["cold"]), int(order["runs"]) + int(order["cold"])
     if "prefill" in order:
         n = int(order["prefill"])
-        return {"tok_per_s": [prefill(llm, random_prompt(rng, llm, n)) for _ in range(order["runs"])]}
+        return {"tok_per_s": [prefill(llm, random_prompt(rng, llm, n)) for _ in range(n_runs)][cold:]}
     n_seq, n_prompt = int(order.get("parallel", 1)), int(order.get("prompt", 1))
     runs = [
         decode(llm, [random_prompt(rng, llm, n_prompt) for _ in range(n_seq)], int(order["decode"]))
-        for _ in range(order["runs"])
-    ]
+        for _ in range(n_runs)
+    ][cold:]
     return {
         "tok_per_s": [run.tok_per_s for run in runs],
         "python_share": [run.python_share for run in runs],

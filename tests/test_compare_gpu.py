@@ -77,6 +77,23 @@ def test_a_side_that_fails_leaves_the_other(reference_bin: Path, tiny: Callable[
     assert row["ours"] is None and row["theirs"] > 0  # type: ignore[index]
 
 
+def test_servers_are_compared_over_http(reference_bin: Path, tiny: Callable[..., Path]) -> None:
+    options = ("--modes", "one", "--what", "streams", "--streams", "1,2", "--rounds", "1")
+    lines = compared(reference_bin, "--models", str(tiny("llama")), *options)
+    assert [line for line in lines if "failed" in line] == []
+    rows = lines[-1]["rows"]
+    assert [(row["what"], row["n"]) for row in rows] == [("streams", 1), ("streams", 2)]  # type: ignore[attr-defined]
+    assert all(row["ratio"] > 0 for row in rows)  # type: ignore[attr-defined]
+
+
+def test_a_profile_of_each_kind_of_step_is_shown(reference_bin: Path, tiny: Callable[..., Path]) -> None:
+    options = ("--modes", "one", "--rounds", "1", "--ours-only", "--profile")
+    lines = compared(reference_bin, "--models", str(tiny("llama")), *options)
+    steps = [(line["phase"], line["parallel"], line["n_tokens"]) for line in lines if "profile" in line]
+    assert steps == [("prefill", 1, 16), ("decode", 1, 1), ("decode", 3, 1)]
+    assert all(row["their_runs"] == [] for row in lines[-1]["rows"])  # type: ignore[attr-defined]
+
+
 def test_what_would_end_too_late_is_not_begun(reference_bin: Path, tiny: Callable[..., Path]) -> None:
     lines = compared(reference_bin, "--models", str(tiny("llama")), "--modes", "one", "--seconds", "1")
     assert [line["skipped"] for line in lines if "skipped" in line] == [[str(tiny("llama")), "one"]]
