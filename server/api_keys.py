@@ -88,7 +88,7 @@ class Key:
 
 
 def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def _read(path: str) -> Iterator[Key]:

@@ -88,6 +88,9 @@ class Front:
                 try:
                     yield answer
                 finally:
+                    if self.options.log_prompts:
+                        asked_for = asked.prompts if asked.chat is None else asked.chat.messages
+                        request[RECORD] |= {"asked": asked_for, "answered": followed.texts}
                     if key is not None:
                         key.use.add(0, followed.n_tokens)
 

@@ -24,9 +24,11 @@ class Followed:
         self._last_s = self._start_s
         self._seen_first = False
         self.finished: list[tuple[str, Counts]] = []
+        self.texts: dict[int, str] = {}
 
     def note(self, piece: Piece) -> None:
         """A piece has been received."""
+        self.texts[piece.index] = self.texts.get(piece.index, "") + piece.text
         now = time.perf_counter()
         if piece.ids and not self._seen_first:
             self._seen_first = True
