@@ -28,7 +28,12 @@ def reference_bin() -> Path:
         if os.environ.get(name):
             return Path(os.environ[name])
     command = [sys.executable, str(ROOT / "build_ggml.py"), "--print", "reference"]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise PeerError(
+            "llama.cpp's programs are not built: build_ggml.py --reference, or set PYGGML_BENCH_REFERENCE"
+        )
+    return Path(done.stdout.strip())
 
 
 def speeds(
@@ -66,10 +71,12 @@ def parallel_speeds(
 
 def _lines(command: list[str], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The JSON lines of a program as it prints them."""
-    program = str(reference_bin() / command[0])
+    program = reference_bin() / command[0]
+    if not program.exists():
+        raise PeerError(f"{program} does not exist")
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [program, *command[1:]],
+            [str(program), *command[1:]],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -94,6 +94,17 @@ def test_a_profile_of_each_kind_of_step_is_shown(reference_bin: Path, tiny: Call
     assert all(row["their_runs"] == [] for row in lines[-1]["rows"])  # type: ignore[attr-defined]
 
 
+def test_without_llama_cpp_ours_is_measured_alone(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+    lines = compared(
+        tmp_path, "--models", str(tiny("llama")), "--modes", "one", "--what", "decode", "--rounds", "1"
+    )
+    (failure,) = [line for line in lines if "failed" in line]
+    assert failure["failed"] == [str(tiny("llama")), "one", "theirs"]
+    assert failure["why"] == f"{tmp_path / 'llama-bench'} does not exist"
+    (row,) = lines[-1]["rows"]  # type: ignore[misc]
+    assert row["ours"] > 0 and row["theirs"] is None  # type: ignore[index]
+
+
 def test_what_would_end_too_late_is_not_begun(reference_bin: Path, tiny: Callable[..., Path]) -> None:
     lines = compared(reference_bin, "--models", str(tiny("llama")), "--modes", "one", "--seconds", "1")
     assert [line["skipped"] for line in lines if "skipped" in line] == [[str(tiny("llama")), "one"]]
