@@ -135,7 +135,8 @@ class Forward:
         name = "mask_swa" if swa else "mask"
         if name not in self._masks:
             s = self.shape
-            mask = self.graph.input(name, (s.n_seq, 1, s.n_tokens, s.n_kv), "f16")
+            shape = (s.n_seq, 1, s.n_tokens, s.n_kv)
+            mask = self.graph.causal_mask(name, self.positions, shape, self.hp.n_swa if swa else 0)
             self._masks[name] = self.graph.let_move(mask, 3)
         return self._masks[name]
 

@@ -27,6 +27,8 @@ from .transport import TransportReport
 __all__ = ["MAX_RANKS", "Group", "GroupGraph", "RankGraph"]
 
 MAX_RANKS = 16
+# Rank threads of cards look for the next step for so long before they sleep; longer than Python needs between two.
+SPIN_S = 1e-3
 # Groups with posted steps: their native jobs need them, also when nobody else does.
 _POSTED: set[Group] = set()
 
@@ -71,6 +73,8 @@ class Group:
         for backend in self.backends:
             backend.lock.share(self)
         self._handle = lib.pg_group_new(len(devices), deadline_s)
+        if all(backend.device.module == "cuda" for backend in self.backends):
+            lib.pg_group_spin(self._handle, SPIN_S)
         self._threads = [
             threading.Thread(
                 target=lib.pg_group_serve, args=(self._handle, r), name=f"pyggml-rank-{r}", daemon=True

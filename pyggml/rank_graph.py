@@ -109,6 +109,23 @@ class RankGraph(Graph):
         self.read_part(name, found, (logits.shape[0], lib.PGC_CHOOSE_INTS))
         return found
 
+    def causal_mask(self, name: str, positions: Tensor, shape: Sequence[int], window: int = 0) -> Tensor:
+        """What the token at each position may see: made on a CUDA card, elsewhere an input of that name.
+
+        It sees rows up to its own position, with a window only that many of them.
+        Shapes: positions int32 [n_seq * n_tokens] -> float16 [n_seq, 1, n_tokens, n_kv], 0 or minus infinity.
+        """
+        if self.backend.device.module != "cuda" or cuda_api() is None:
+            return self.input(name, shape, "f16")
+        self._need(
+            positions.shape == (shape[0] * shape[2],) and positions.dtype.name == "i32" and shape[1] == 1,
+            positions,
+            f"a mask {tuple(shape)} takes as many int32 positions as it has tokens",
+        )
+        mask = self._leaf(shape, "f16")
+        self.collectives.append(Collective(self.n_nodes, lib.PG_MASK, mask, positions, window))
+        return mask
+
     def _need(self, condition: bool, x: Tensor, words: str) -> None:
         if not condition:
             raise ShapeError(f"{words}; this is {x.shape} {x.dtype.name}")

@@ -398,3 +398,16 @@ def test_a_dropped_group_ends_its_threads() -> None:
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 2e-3])
+def test_threads_that_look_for_work_by_themselves_do_it_all(pause_s: float) -> None:
+    def build(graph: gg.RankGraph, rank: int) -> None:
+        graph.output("y", graph.all_reduce(graph.input("x", (8,)) * float(rank + 1)))
+
+    with gg.Group(["cpu", "cpu", "cpu"]) as group:
+        lib.pg_group_spin(group.handle, 5e-4)
+        with group.compile(build) as graphs:
+            for value in range(30):
+                np.testing.assert_array_equal(graphs.run(x=np.full(8, value, np.float32))["y"], 6.0 * value)
+                time.sleep(pause_s)

@@ -29,6 +29,7 @@ typedef struct {
     bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);
     int64_t (*choose_ints)(int64_t n_rows, int64_t n_vocab);
     bool (*choose)(ggml_backend_t backend, const struct ggml_tensor *logits, struct ggml_tensor *found, char *why, size_t why_size);
+    bool (*fill_mask)(ggml_backend_t backend, struct ggml_tensor *mask, const struct ggml_tensor *positions, int window, char *why, size_t why_size);
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph *graph, char *why, size_t why_size);
     bool (*capture_begin)(ggml_backend_t backend, char *why, size_t why_size);
     pgc_graph *(*capture_end)(ggml_backend_t backend, char *why, size_t why_size);

@@ -6,7 +6,7 @@ typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t s
 typedef struct pg_group pg_group;
 typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
 typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; } pg_run;
-enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV, PG_CHOOSE };
+enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV, PG_CHOOSE, PG_MASK };
 enum pg_fault { PG_OK, PG_FAULT_TIMEOUT, PG_FAULT_COMPUTE, PG_FAULT_TRANSPORT, PG_FAULT_CLOSED };
 
 pg_group *pg_group_new(int n_ranks, double deadline_s);
@@ -18,6 +18,7 @@ int64_t pg_group_n_reduces(const pg_group *group, int rank);
 void pg_group_serve(pg_group *group, int rank);
 void pg_group_wait(pg_group *group, int rank, int n_left);
 void pg_group_close(pg_group *group);
+void pg_group_spin(pg_group *group, double seconds);
 
 void pg_log_install(int min_level);
 int pg_log_last_error(char *text, size_t size);

@@ -60,6 +60,11 @@ typedef struct {
     bool (*choose)(ggml_backend_t backend, const struct ggml_tensor * logits, struct ggml_tensor * found, char * why,
                    size_t why_size);
 
+    // Launches the filling of a float16 mask [n_seq][1][n_tokens][n_kv]: 0 where the token at positions[i] sees row j
+    // (j <= positions[i], with a window only that many), else minus infinity.
+    bool (*fill_mask)(ggml_backend_t backend, struct ggml_tensor * mask, const struct ggml_tensor * positions, int window,
+                      char * why, size_t why_size);
+
     // Whether a graph's nodes can all be recorded: none of them waits on the host.
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);
 

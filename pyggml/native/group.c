@@ -128,7 +128,8 @@ int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op
         case PG_SEND:       return pg_host_send(group->host, rank, backend, tensor, peer);
         case PG_RECV:       return pg_host_recv(group->host, rank, backend, tensor, peer);
         case PG_COMPUTE:
-        case PG_CHOOSE:     break;
+        case PG_CHOOSE:
+        case PG_MASK:       break;
     }
     return PG_OK;
 }
@@ -166,6 +167,12 @@ void pg_group_post(pg_group * group, int rank, pg_job job, void * argument) {
 
 void pg_group_wait(pg_group * group, int rank, int n_left) {
     pg_queue_wait(&group->queues[rank], n_left);
+}
+
+void pg_group_spin(pg_group * group, double seconds) {
+    for (int i = 0; i < group->n_ranks; i++) {
+        group->queues[i].spin_s = seconds;
+    }
 }
 
 void pg_group_close(pg_group * group) {

@@ -13,7 +13,7 @@ typedef struct pg_group pg_group;
 // What ends a collective besides success. The first fault of a group stays; all later calls give it.
 enum pg_fault { PG_OK = 0, PG_FAULT_TIMEOUT = 1, PG_FAULT_COMPUTE = 2, PG_FAULT_TRANSPORT = 3, PG_FAULT_CLOSED = 4 };
 
-enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5, PG_CHOOSE = 6 };
+enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5, PG_CHOOSE = 6, PG_MASK = 7 };
 
 // A way to sum over all ranks in place. Every rank calls all_reduce in the same order with tensors of
 // one size; it may return before the sum is there, as long as work started later on the same backend
@@ -71,6 +71,10 @@ void pg_group_serve(pg_group * group, int rank);
 void pg_group_post(pg_group * group, int rank, pg_job job, void * argument);
 void pg_group_wait(pg_group * group, int rank, int n_left);
 void pg_group_close(pg_group * group);
+
+// How long rank threads without a job, and those that wait for one, look by themselves before they sleep: ranks on
+// cards leave the processor idle, and waking a thread costs more than launching a step. 0 at the start.
+void pg_group_spin(pg_group * group, double seconds);
 
 #ifdef __cplusplus
 }

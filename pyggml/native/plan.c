@@ -201,15 +201,22 @@ int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value) {
     return -1;
 }
 
+// A step of the CUDA module that concerns no other rank.
+static bool is_own_step(const pg_step * step) {
+    return step->op == PG_CHOOSE || step->op == PG_MASK;
+}
+
 static int take_step(pg_plan * plan, int i) {
     const pg_step * s = &plan->steps[i];
-    if (s->op == PG_CHOOSE) {
+    if (is_own_step(s)) {
         char why[200];
-        if (!plan->api->choose(plan->backend, s->tensor, s->other, why, sizeof(why))) {
+        const bool is_done = s->op == PG_CHOOSE ?
+            plan->api->choose(plan->backend, s->tensor, s->other, why, sizeof(why)) :
+            plan->api->fill_mask(plan->backend, s->tensor, s->other, s->peer, why, sizeof(why));
+        if (!is_done) {
             GGML_LOG_ERROR("%s\n", why);
-            return GGML_STATUS_FAILED;
         }
-        return GGML_STATUS_SUCCESS;
+        return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
     return fault ? 100 + fault : GGML_STATUS_SUCCESS;
@@ -232,8 +239,8 @@ static int walk(pg_plan * plan, int first, int last) {
 // The last segment of the stretch that begins with segment `first`: what follows it needs the host.
 static int end_of_stretch(const pg_plan * plan, int first) {
     for (int i = first; i < plan->n_steps; i++) {
-        const enum pg_op op = (enum pg_op) plan->steps[i].op;
-        if (op != PG_CHOOSE && !pg_group_can_capture(plan->group, op, plan->steps[i].tensor)) {
+        const pg_step * s = &plan->steps[i];
+        if (!is_own_step(s) && !pg_group_can_capture(plan->group, (enum pg_op) s->op, s->tensor)) {
             return i;
         }
     }

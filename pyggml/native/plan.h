@@ -28,8 +28,9 @@ enum pg_replay_state { PG_REPLAY_OFF = 0, PG_REPLAY_WAITING = 1, PG_REPLAY_RECOR
 // What the functions below return beside ggml's own states.
 #define PG_STATUS_BAD_ROW 2
 
-// Where a graph is cut: after node `end_node - 1` the rank takes part in a collective, or the CUDA module chooses the
-// best of the logits `tensor` into `other` (PG_CHOOSE).
+// Where a graph is cut: after node `end_node - 1` the rank takes part in a collective, or the CUDA module does something
+// by itself: PG_CHOOSE the best of the logits `tensor` into `other`, PG_MASK fills `tensor` from the positions `other`
+// with a window of `peer`.
 typedef struct {
     int end_node;
     int op;  // enum pg_op

@@ -1,12 +1,35 @@
 #include "rank_queue.h"
 
+#include <limits.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
+
+#define STEP_SPINS 10  // a step takes longer than the pause between two
 
 struct job_node {
     void (*job)(void *);
     void * argument;
     job_node * next;
 };
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double) t.tv_sec + 1e-9 * (double) t.tv_nsec;
+}
+
+// Looks, with the lock released, until the number of jobs is within the limits or the time is over.
+static void look(rank_queue * q, int least, int most, double for_s) {
+    pthread_mutex_unlock(&q->lock);
+    for (const double end_s = now_s() + for_s; !q->is_closed && (q->n_pending < least || q->n_pending > most);) {
+        if (now_s() > end_s) {
+            break;
+        }
+        sched_yield();
+    }
+    pthread_mutex_lock(&q->lock);
+}
 
 void pg_queue_init(rank_queue * q) {
     *q = (rank_queue) { .n_pending = 0 };
@@ -20,8 +43,13 @@ void pg_queue_destroy(rank_queue * q) {
 }
 
 void pg_queue_serve(rank_queue * q) {
+    bool is_first = true;
     pthread_mutex_lock(&q->lock);
     while (true) {
+        if (q->spin_s > 0 && !is_first) {
+            look(q, 1, INT_MAX, q->spin_s);
+        }
+        is_first = false;
         while (!q->first && !q->is_closed) {
             pthread_cond_wait(&q->changed, &q->lock);
         }
@@ -60,6 +88,9 @@ void pg_queue_post(rank_queue * q, void (*job)(void *), void * argument) {
 
 void pg_queue_wait(rank_queue * q, int n_left) {
     pthread_mutex_lock(&q->lock);
+    if (q->spin_s > 0) {
+        look(q, 0, n_left, STEP_SPINS * q->spin_s);
+    }
     while (q->n_pending > n_left) {
         pthread_cond_wait(&q->changed, &q->lock);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 typedef struct job_node job_node;
@@ -10,8 +11,9 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     job_node * first, * last;
-    int n_pending;  // posted and not done
-    bool is_closed;
+    _Atomic int n_pending;  // posted and not done
+    _Atomic bool is_closed;
+    double spin_s;  // how long a thread looks by itself before it sleeps until it is woken
 } rank_queue;
 
 void pg_queue_init(rank_queue * queue);
