@@ -14,6 +14,7 @@ import pytest
 from fake_transport import FakeTransport
 
 import pyggml as gg
+from pyggml._ffi import lib
 
 RNG = np.random.default_rng(5)
 
