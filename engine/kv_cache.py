@@ -145,6 +145,27 @@ class KVCache:
         """Have a slot's rows zeroed before they are read again."""
         self._zeroed[slot] = 0
 
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        """Copy rows `start` to `stop` of one slot to another, on the device."""
+        names = [*(f"k.{i}" for i in self.k), *(f"v.{i}" for i in self.v)]
+        n = self.n_rows
+        self._buffer.copy_rows(names, start=source * n + start, to=slot * n + start, n_rows=stop - start)
+        self._zeroed[slot] = max(self._zeroed[slot], stop)
+
+    def row_bytes(self) -> list[int]:
+        """Bytes of a row of each table, in the order of read() and write()."""
+        return [table.strides[0] for table in self._tables]
+
+    def read(self, slot: int, n: int) -> list[np.ndarray]:
+        """The bytes of the first n rows of a slot, an array a table."""
+        return [table.read_rows(slot * self.n_rows, n) for table in self._tables]
+
+    def write(self, slot: int, start: int, parts: Sequence[np.ndarray]) -> None:
+        """Set rows of a slot from `start` on; `parts` are their bytes, an array a table."""
+        for table, part in zip(self._tables, parts, strict=True):
+            table.set(part, offset=(slot * self.n_rows + start) * table.strides[0])
+            self._zeroed[slot] = max(self._zeroed[slot], start + len(part) // table.strides[0])
+
     def close(self) -> None:
         """Free the device memory."""
         self._buffer.close()

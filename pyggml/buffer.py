@@ -7,7 +7,7 @@ graph that uses one refuses to run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,28 @@ class Buffer(Closable):
         with self.lock:
             for handle in self._buffers:
                 lib.ggml_backend_buffer_clear(handle, 0)
+
+    def copy_rows(self, names: Iterable[str], *, start: int, to: int, n_rows: int) -> None:
+        """Copy n_rows rows of each of these matrices from row `start` to row `to`, on the device.
+
+        Raises ShapeError for rows that are not there or overlap, AllocationError without memory for the call.
+        """
+        tables = [self[name] for name in names]
+        if not tables or not n_rows:
+            return
+        for table in tables:
+            self.check_transfer(table, write=True)
+            last = max(start, to) + n_rows
+            if table.ndim != 2 or min(start, to, n_rows) < 0 or last > table.shape[0]:
+                raise ShapeError(f"{table!r} has no {n_rows} rows from {start} and from {to} on")
+        if abs(start - to) < n_rows or not self.is_plain:
+            raise ShapeError(f"{n_rows} rows from {start} on cannot be copied to {to} within this buffer")
+        handles = ffi.new("struct ggml_tensor *[]", [table.handle for table in tables])
+        with self.lock:
+            self.backend.synchronize()
+            is_done = lib.pg_rows_copy(handles, len(tables), start, to, n_rows)
+        if not is_done:
+            raise AllocationError("no host memory for copying rows")
 
     def check_transfer(self, tensor: Tensor, *, write: bool) -> None:
         """Raise unless a tensor's memory can be read or written from the host."""

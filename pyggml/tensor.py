@@ -182,6 +182,17 @@ class Tensor:
         with self.owner.lock:
             lib.ggml_backend_tensor_memset(handle, 0, start_row * row_bytes, n_rows * row_bytes)
 
+    def read_rows(self, start_row: int, n_rows: int) -> np.ndarray:
+        """The bytes of rows of a contiguous matrix, uint8, as `set` takes them."""
+        handle = self._memory(write=False)
+        row_bytes = self.strides[0]
+        if self.ndim != 2 or not 0 <= start_row <= start_row + n_rows <= self.shape[0]:
+            raise ShapeError(f"rows {start_row} to {start_row + n_rows} are outside of {self.shape}")
+        raw = np.empty(n_rows * row_bytes, np.uint8)
+        with self.owner.lock:
+            lib.ggml_backend_tensor_get(handle, ffi.from_buffer(raw), start_row * row_bytes, raw.nbytes)
+        return raw
+
     def numpy(self) -> np.ndarray:
         """Copy from the device: float32 for float and quantised types, the same type for integers.
 

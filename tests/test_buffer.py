@@ -244,3 +244,33 @@ def test_a_backend_that_is_closed_gives_no_memory() -> None:
     for make in (lambda: gg.Buffer(backend, {}), lambda: gg.Allocator(backend), lambda: gg.Graph(backend)):
         with pytest.raises(gg.ClosedError, match="backend cpu is closed"):
             make()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+def test_rows_copied_are_the_same_bytes_and_others_stay(kind: str) -> None:
+    with gg.Buffer(cpu(), {"k": ((12, 64), kind), "v": ((12, 64), kind)}) as buffer:
+        for name in buffer:
+            buffer[name].set(random(12, 64))
+        before = {name: buffer[name].read_rows(0, 12).reshape(12, -1) for name in buffer}
+        buffer.copy_rows(["k", "v"], start=1, to=7, n_rows=4)
+        for name in buffer:
+            expected = before[name].copy()
+            expected[7:11] = before[name][1:5]
+            np.testing.assert_array_equal(buffer[name].read_rows(0, 12).reshape(12, -1), expected)
+
+
+@pytest.mark.parametrize(("start", "to", "n_rows"), [(0, 3, 4), (5, 4, 2), (9, 0, 4), (0, 9, 4), (-1, 5, 2), (0, 5, -1)])
+def test_rows_that_overlap_or_are_not_there_are_not_copied(start: int, to: int, n_rows: int) -> None:
+    with gg.Buffer(cpu(), {"k": ((12, 64), "f16")}) as buffer, pytest.raises(gg.ShapeError):
+        buffer.copy_rows(["k"], start=start, to=to, n_rows=n_rows)
+
+
+def test_rows_read_are_what_set_takes() -> None:
+    with gg.Buffer(cpu(), {"a": ((6, 32), "q8_0"), "b": ((6, 32), "q8_0")}) as buffer:
+        buffer["a"].set(random(6, 32))
+        buffer["b"].set(random(6, 32))
+        raw = buffer["a"].read_rows(2, 3)
+        buffer["b"].set(raw, offset=2 * buffer["b"].strides[0])
+        np.testing.assert_array_equal(buffer["b"].numpy()[2:5], buffer["a"].numpy()[2:5])
+        with pytest.raises(gg.ShapeError, match="outside"):
+            buffer["a"].read_rows(4, 3)

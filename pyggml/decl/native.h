@@ -50,3 +50,5 @@ int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const 
 typedef struct { struct ggml_tensor *tensor; int dim; int64_t step; } pg_window;
 bool pg_windows_can_move(const struct ggml_cgraph *graph, const pg_window *windows, int n, const char **reader);
 void pg_windows_move(struct ggml_cgraph *graph, pg_window *windows, int n, int64_t delta, int64_t length);
+
+bool pg_rows_copy(struct ggml_tensor *const *tables, int n_tables, int64_t from, int64_t to, int64_t n_rows);
