@@ -105,16 +105,16 @@ class PrefixTree:
                 return found | dict.fromkeys(following.holders(), depth)
             node = following
 
-    def part(self, ids: Ids, least: int) -> int:
-        """Note a sequence that comes; how many sequences have left the one before it where it does.
+    def part(self, ids: Ids) -> int:
+        """Note that a sequence leaves those in the tree behind these tokens; how many have done so by now.
 
-        That is counted where at least `least` tokens are common to it and a holder that goes on otherwise.
+        Not counted, and 0, where no holder goes on behind them.
         """
-        if not least <= max(self.common(ids).values(), default=0) < len(ids):
+        node, depth = self._walk(ids)
+        if depth < len(ids) or not node.children:
             return 0
-        node, _ = self._walk(ids)
-        node.n_partings += bool(node.children)
-        return node.n_partings if node.children else 0
+        node.n_partings += 1
+        return node.n_partings
 
     def _walk(self, ids: Ids) -> tuple[_Node, int]:
         """The node at the end of what the tree has of a sequence, split off if need be, and its depth."""
