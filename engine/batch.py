@@ -9,7 +9,7 @@ from .request import Request
 
 
 class Phase(Enum):
-    """Prefill runs many tokens of one request, decode one token of many."""
+    """Prefill runs many tokens of one request or of a few, decode one token of many."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of their slots; all of one length in decode, one row in prefill."""
+    """Rows in the order of their slots, in neighbouring slots in prefill."""
 
     phase: Phase
     rows: tuple[Row, ...]

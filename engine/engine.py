@@ -52,9 +52,9 @@ class EngineCounts:
     def add(self, batch: Batch) -> None:
         """Count a step."""
         self.n_generated_tokens += sum(row.wants_logits for row in batch.rows)
+        self.n_prompt_tokens += sum(len(row.ids) for row in batch.rows if row.start < len(row.request.ids))
         if batch.phase is Phase.PREFILL:
             self.n_prefill_steps += 1
-            self.n_prompt_tokens += sum(len(row.ids) for row in batch.rows)
         else:
             self.n_decode_steps += 1
 
@@ -195,8 +195,9 @@ class Engine:
         if batch is None:
             return
         try:
+            start = time.perf_counter()
             results = self.runner.run(batch)
-            self.scheduler.ran(batch)
+            self.scheduler.ran(batch, time.perf_counter() - start)
             results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
             chosen = self._choose(rows, results)

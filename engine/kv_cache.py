@@ -104,6 +104,7 @@ class KVCache:
     ) -> None:
         self.n_slots = n_slots
         self.n_ctx = n_ctx
+        self.types = type_k, type_v
         self.n_rows = round_up(n_ctx, WINDOW)
         self.trash_row = n_slots * self.n_rows
         held = () if n_head_kv == 0 else range(hp.n_layer) if layers is None else layers

@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 
 from .chat_template import ChatTemplate
 from .engine import Engine
-from .errors import TemplateError
+from .errors import ConfigError, TemplateError
 from .grammar_compiler import GrammarCompiler
 from .intake import Intake, Prompt
 from .load_options import LoadOptions
@@ -26,11 +26,14 @@ from .loading import LoadedModel
 from .model import Model
 from .observation import observe
 from .placement import Placements
+from .prefix_cache import PrefixCache
+from .prefix_store import PrefixStore, file_identity
 from .probe import Probe
 from .runner import Runner, RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sending import Sending
+from .slot_rows import RankRows
 from .status import EngineStatus
 from .stream import Completion, Stream
 from .weights import Progress
@@ -50,6 +53,8 @@ class LLM(Sending):
     `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
     `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured. Without
     `cuda_graphs` every step launches its kernels one by one.
+    With `prefix_cache` a prompt takes what earlier ones with the same beginning left; beginnings that many share
+    are kept in files of `prefix_cache_dir`, at most `prefix_cache_bytes` in all.
     At most `max_queued` requests wait for a slot, by default any number.
     `progress(done_bytes, total_bytes)` is called while loading.
     `chat_template` is the text of a template to use in place of the file's. A Model that is given is
@@ -78,6 +83,8 @@ class LLM(Sending):
         transport: str | None = None,
         cuda_graphs: bool = True,
         prefix_cache: bool = True,
+        prefix_cache_dir: str | os.PathLike[str] | None = None,
+        prefix_cache_bytes: int = 4 << 30,
         max_queued: int | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
@@ -95,6 +102,8 @@ class LLM(Sending):
             self._given_template = None if chat_template is None else self._template(chat_template)
             self._loaded = LoadedModel(self.model, options, progress)
             self._runner = Runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
+            keeps = prefix_cache and prefix_cache_dir is not None
+            store = self._prefix_store(str(prefix_cache_dir), prefix_cache_bytes) if keeps else None
         except BaseException:
             self._free()
             raise
@@ -102,20 +111,34 @@ class LLM(Sending):
         grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
         self._intake = Intake(self.model, self.n_ctx, grammars)
         self._scheduler = Scheduler(
+            PrefixCache(parallel, RankRows(self._loaded.ranks, store), is_on=prefix_cache),
             n_slots=parallel,
             max_chunk=self._runner.max_prefill,
             max_read=self._runner.max_read,
-            reuse_prefix=prefix_cache,
+            max_shared=self._runner.max_chunk // 2,
         )
         loaded, opened = self._loaded, self.model
 
         def dispose() -> None:  # names what it frees, so that a dropped LLM is not kept by its engine
+            if store is not None:
+                store.close()
             loaded.close()
             opened.close()
 
         self._engine = Engine(self._scheduler, self._runner, dispose, max_queued=max_queued)
         self.probe = Probe(self.model, loaded, self._runner, self._engine, threads)
         self._is_closed = False
+
+    def _prefix_store(self, folder: str | os.PathLike[str], max_bytes: int) -> PrefixStore:
+        """The files of this model in this layout; the rows of another never fit."""
+        assert self._loaded is not None, "the ranks are there"
+        ranks = self._loaded.ranks
+        identity = file_identity(self.model.file.paths, RankRows.layout(ranks))
+        row_bytes = [n for rank in ranks.ranks for n in rank.cache.row_bytes()]
+        try:
+            return PrefixStore(folder, identity, row_bytes, max_bytes)
+        except OSError as error:
+            raise ConfigError(f"prefix-cache-dir {os.fspath(folder)!r} cannot be used: {error}") from error
 
     def _template(self, source: str) -> ChatTemplate | None:
         template = ChatTemplate.from_gguf({"tokenizer.chat_template": source}, self.model.tokenizer)

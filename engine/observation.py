@@ -29,7 +29,7 @@ def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: b
         max_queued=engine.max_queued,
         n_tokens_in_flight=sum(request.n_past for request in running.values()),
         slots=tuple(_slot(scheduler, s, running.get(s)) for s in range(scheduler.n_slots)),
-        prefix=PrefixStatus(is_on=scheduler.reuse_prefix),
+        prefix=_prefix(scheduler),
         ranks=() if is_closed else loaded.placements,
         transports=loaded.transports,
         n_steps=stats.n_steps,
@@ -43,6 +43,15 @@ def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: b
         plan_s=stats.plan_s,
         n_reduces=0 if is_closed else loaded.n_reduces,
         reduce_s=None,
+    )
+
+
+def _prefix(scheduler: Scheduler) -> PrefixStatus:
+    cache = scheduler.cache
+    n_files, file_bytes = cache.files
+    n_held = sum(scheduler.n_held(slot) for slot in range(scheduler.n_slots))
+    return PrefixStatus(
+        is_on=cache.is_on, n_held_tokens=n_held, n_files=n_files, file_bytes=file_bytes, **vars(cache.counts)
     )
 
 

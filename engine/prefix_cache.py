@@ -39,6 +39,10 @@ class SlotRows(Protocol):
     def saved(self) -> Mapping[str, Ids]:
         """Files that have become ready since the last call."""
 
+    @property
+    def files(self) -> tuple[int, int]:
+        """The number of files and their bytes."""
+
 
 @dataclass
 class PrefixCounts:
@@ -50,7 +54,6 @@ class PrefixCounts:
     n_reused_tokens: int = 0
     n_copies: int = 0
     n_evictions: int = 0
-    n_files_written: int = 0
     n_files_loaded: int = 0
 
 
@@ -58,11 +61,17 @@ class PrefixCache:
     """Slots by what they hold. With `is_on` False nothing is ever used again."""
 
     def __init__(
-        self, n_slots: int, rows: SlotRows, *, is_on: bool = True, min_shared: int = MIN_SHARED, min_stored: int = MIN_STORED
+        self,
+        n_slots: int,
+        rows: SlotRows,
+        *,
+        is_on: bool = True,
+        min_shared: int = MIN_SHARED,
+        min_stored: int = MIN_STORED,
     ) -> None:
         self.is_on = is_on
         self.counts = PrefixCounts()
-        self._min_shared, self._min_stored = min_shared, min_stored
+        self.min_shared, self._min_stored = min_shared, min_stored
         self._rows = rows
         self._tree = PrefixTree()
         self._last_used = [0] * n_slots
@@ -72,15 +81,20 @@ class PrefixCache:
         """Tokens that a slot is known to hold."""
         return self._tree.length(slot)
 
+    @property
+    def files(self) -> tuple[int, int]:
+        """The number of files and their bytes."""
+        return self._rows.files
+
     def place(self, ids: Ids, free: Collection[int], *, reuses: bool = True) -> tuple[int, int, int]:
         """The free slot for a prompt, how many of its tokens that has now, and how many to store when it has them."""
         self._take_files()
         common = self._tree.common(ids) if reuses and self.is_on else {}
         slot = self._choose(common, free)
         n_store = self._worth_storing(ids, common)
-        n_cached = self._bring(slot, ids, common, self._min_shared)
+        n_cached = self._bring(slot, ids, common)
         lost = self._tree.length(slot) - min(common.get(slot, 0), len(ids))
-        self.counts.n_evictions += lost >= self._min_shared
+        self.counts.n_evictions += lost >= self.min_shared
         self._tree.hold(slot, ids[:n_cached])
         self._clock += 1
         self._last_used[slot] = self._clock
@@ -90,13 +104,17 @@ class PrefixCache:
         self.counts.n_reused_tokens += n_cached
         return slot, n_cached, n_store
 
-    def more(self, slot: int, ids: Ids) -> int:
-        """How many of a prompt's tokens its slot has after taking all that others hold by now."""
-        n_before = self._tree.length(slot)
-        n = self._bring(slot, ids, self._tree.common(ids), 1)
+    def take(self, slot: int, ids: Ids, source: int) -> int:
+        """Copy what another slot has more of a prompt than its own; how many of its tokens that has then."""
+        n_own = self._tree.length(slot)
+        n = min(self._tree.common(ids).get(source, 0), len(ids) - 1)
+        if n <= n_own:
+            return n_own
+        self._rows.copy(source, slot, n_own, n)
         self._tree.hold(slot, ids[:n])
-        self.counts.n_reused_tokens += n - n_before
-        self.counts.n_hits += n_before == 0 < n
+        self.counts.n_copies += 1
+        self.counts.n_hits += n_own == 0
+        self.counts.n_reused_tokens += n - n_own
         return n
 
     def hold(self, slot: int, ids: Ids) -> None:
@@ -130,19 +148,19 @@ class PrefixCache:
         for limit in ("little", "half"):
             fitting = [
                 s for s in free
-                if (n_lost(s) < self._min_shared if limit == "little" else n_lost(s) <= common.get(s, 0))
+                if (n_lost(s) < self.min_shared if limit == "little" else n_lost(s) <= common.get(s, 0))
             ]  # fmt: skip
             if fitting:
                 return max(fitting, key=lambda s: (common.get(s, 0), -n_lost(s), -s))
         return min(free, key=lambda s: (self._last_used[s], s))
 
-    def _bring(self, slot: int, ids: Ids, common: Mapping[Hashable, int], least: int) -> int:
-        """Fill the slot from whoever holds at least `least` tokens more of this prompt; how many it has then."""
+    def _bring(self, slot: int, ids: Ids, common: Mapping[Hashable, int]) -> int:
+        """Fill the slot from whoever holds much more of this prompt; how many of its tokens it has then."""
         most = len(ids) - 1
         n_own = min(common.get(slot, 0), most)
         others = ((min(n, most), isinstance(h, int), h) for h, n in common.items() if h != slot)
         for n, is_slot, holder in sorted(others, key=lambda other: other[:2], reverse=True):
-            if n - n_own < least:
+            if n - n_own < self.min_shared:
                 break
             if is_slot:
                 assert isinstance(holder, int), "slots are numbers"
@@ -158,7 +176,7 @@ class PrefixCache:
     def _worth_storing(self, ids: Ids, common: Mapping[Hashable, int]) -> int:
         """How much of this prompt is a beginning that many share and no file has."""
         depth = max(common.values(), default=0)
-        if not self._min_shared <= depth < len(ids) or self._tree.part(ids[:depth]) < N_PARTINGS:
+        if not self.min_shared <= depth < len(ids) or self._tree.part(ids[:depth]) < N_PARTINGS:
             return 0
         in_files = max((n for h, n in common.items() if isinstance(h, str)), default=0)
-        return depth if depth >= self._min_stored and depth - in_files >= self._min_shared else 0
+        return depth if depth >= self._min_stored and depth - in_files >= self.min_shared else 0

@@ -1,9 +1,9 @@
 """Files that keep beginnings of prompts, evaluated once, over restarts of the process.
 
-A file holds token ids and the cache rows of every table of every rank, between a header and a digest of all of it. It is
-written beside its place and renamed, so a file that is there is whole. `identity` names the model's file, the cache types
-and the layout over ranks; files of another identity are never looked at. When all files of the folder are larger than
-`max_bytes`, those not used for longest are removed. Several processes may share a folder.
+A file holds token ids and the cache rows of every table of every rank, between a header and a digest of all of it.
+It is written beside its place and renamed, so a file that is there is whole. `identity` names the model's file, the
+cache types and the layout over ranks; files of another identity are never looked at. When all files of the folder are
+larger than `max_bytes`, those not used for longest are removed. Several processes may share a folder.
 Files are written on a thread of its own; everything else happens on the caller's.
 """
 
@@ -45,7 +45,6 @@ class PrefixStore:
         self._ready: queue.SimpleQueue[tuple[str, Ids]] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[tuple[Ids, Sequence[np.ndarray]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.n_written = 0
         self.sizes: dict[str, int] = {}
         for path in sorted(self.folder.glob(f"{identity}-*{SUFFIX}")):
             self._find(path)
@@ -95,7 +94,9 @@ class PrefixStore:
             raw = np.fromfile(path, np.uint8)
             with path.open("rb") as file:
                 ids, at = self._begin(file, raw.size)
-            if hashlib.blake2b(raw[:-_DIGEST_BYTES], digest_size=_DIGEST_BYTES).digest() != raw[-_DIGEST_BYTES:].tobytes():
+            whole = memoryview(raw)
+            digest = hashlib.blake2b(whole[:-_DIGEST_BYTES], digest_size=_DIGEST_BYTES).digest()
+            if digest != whole[-_DIGEST_BYTES:].tobytes():
                 raise ValueError("it is damaged")
             os.utime(path)
         except (OSError, ValueError) as error:
@@ -128,8 +129,9 @@ class PrefixStore:
         header = json.dumps(
             {"identity": self._identity, "n_tokens": len(ids), "ids": of_ids, "row_bytes": self._row_bytes}
         ).encode()
-        pieces = [MAGIC + struct.pack("<I", len(header)) + header, ids.tobytes(), *parts]
-        size = sum(memoryview(piece).nbytes for piece in pieces) + _DIGEST_BYTES
+        start = MAGIC + struct.pack("<I", len(header)) + header + ids.tobytes()
+        pieces = [memoryview(start), *(memoryview(part) for part in parts)]
+        size = sum(piece.nbytes for piece in pieces) + _DIGEST_BYTES
         if not self._make_room(size):
             return
         name = f"{self._identity}-{of_ids}{SUFFIX}"
@@ -147,7 +149,6 @@ class PrefixStore:
         finally:
             beside.unlink(missing_ok=True)
         self.sizes[name] = size
-        self.n_written += 1
         self._ready.put((name, ids))
 
     def _make_room(self, size: int) -> bool:

@@ -110,7 +110,8 @@ class Request:
     """A prompt being answered. `n_past` of its tokens are in the cache of `slot`.
 
     `reader` is given the results of every prompt token, which are then all evaluated. `group` is the same for answers
-    to one prompt, which share its evaluation. After `deadline_s` (of time.perf_counter) it ends.
+    to one prompt, which share its evaluation. Once the first `n_store` tokens are evaluated they go to disk. It ends
+    after `deadline_s` (of time.perf_counter).
     """
 
     prompt_ids: Sequence[int]
@@ -129,11 +130,15 @@ class Request:
     slot: int | None = None
     n_past: int = 0
     n_cached: int = 0
+    n_store: int = 0
     output_ids: list[int] = field(default_factory=list)
     arrived_s: float = field(default_factory=time.perf_counter)
     started_s: float = 0.0
     first_token_s: float = 0.0
     _untold: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ids = np.asarray(self.prompt_ids, np.int32)
 
     @property
     def is_finished(self) -> bool:
@@ -147,8 +152,13 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether prompt tokens are left to evaluate."""
-        return self.n_past < len(self.prompt_ids)
+        """Whether more than the last prompt token is left; unless the prompt is read, that counts as decoding."""
+        return self.n_past < len(self.prompt_ids) - (self.reader is None)
+
+    @property
+    def n_left(self) -> int:
+        """Prompt tokens that are not evaluated yet."""
+        return len(self.prompt_ids) - self.n_past
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens of prompt and answer by position."""

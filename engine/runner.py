@@ -152,6 +152,8 @@ class Runner:
             if len(at) == n_seq:
                 return logits
             return logits.take(at) if isinstance(logits, Logits) else logits[at]
+        if len(places) > 1:
+            return self._prefill_several(places, [row.wants_logits for row in batch.rows])
         (place,) = places
         (row,) = batch.rows
         reader = row.request.reader if row.is_read else None
@@ -173,6 +175,19 @@ class Runner:
                 return logits
             logits = logits.rows()
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
+
+    def _prefill_several(self, places: Sequence[Place], wants: Sequence[bool]) -> np.ndarray | Logits:
+        """Evaluate chunks of neighbouring slots together, padded to the longest."""
+        n = padded_length(max(len(p.ids) for p in places), self.max_chunk)
+        slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots, can_move=self._can_move)
+        n_kv = self._window(max(p.start + len(p.ids) for p in places), n)
+        at = [p.slot - slot0 for p, is_wanted in zip(places, wants) if is_wanted]
+        out_rows = [0] * (n_seq if at else 0)
+        for place in places:
+            if at:
+                out_rows[place.slot - slot0] = (place.slot - slot0) * n + len(place.ids) - 1
+        logits = self._step(PlanShape(n, n_seq, slot0, n_kv, len(out_rows)), places, out_rows)
+        return logits.take(at) if isinstance(logits, Logits) else logits[at]
 
     def _prefill_shape(self, place: Place, n_out: int, lane: int = 0) -> PlanShape:
         n = padded_length(len(place.ids), self.max_chunk)

@@ -1,34 +1,54 @@
 """Decides what runs next: which requests get slots, whether the next step is prefill or decode.
 
-Pure Python over plain integers; knows nothing of tensors, devices or text. Called from the engine
-thread only. A free slot keeps the tokens whose K and V it holds, so that a request with the same
-beginning reuses them; a prompt's last token is always evaluated anew.
+Pure Python over plain integers; knows nothing of tensors, devices or text. Called from the engine thread only.
+
+- Requests get slots in the order in which they came. A slot has room for a whole context, so a request that has one is
+  never put off again.
+- A step is prefill, of one prompt or of several short ones in neighbouring slots, or decode, of every request whose
+  prompt is evaluated but for its last token. Where both wait they take turns, and a prefill step is then so short that
+  running answers wait for about `Pace.MAX_PREFILL_S`. Prompts are evaluated in the order in which they came.
+- A prompt whose beginning is being evaluated for another request waits for that and takes a copy; so do the answers to
+  one prompt.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from .batch import Batch, Phase, Row
+from .pace import Pace
+from .prefix_cache import PrefixCache
+from .prefix_tree import n_common
 from .request import Request
 
 
 class Scheduler:
-    """Queues and slots. Prefill chunks and decode steps take turns where both are waiting."""
+    """Queues and slots. `max_chunk` bounds the prompt tokens of a step, `max_shared` those of one for several prompts.
+
+    `max_read` bounds those whose results are all wanted.
+    """
 
     def __init__(
-        self, *, n_slots: int, max_chunk: int, max_read: int | None = None, reuse_prefix: bool = True
+        self,
+        cache: PrefixCache,
+        *,
+        n_slots: int,
+        max_chunk: int,
+        max_read: int | None = None,
+        max_shared: int | None = None,
     ) -> None:
         self.n_slots = n_slots
-        self.max_read = max_read or max_chunk
         self.max_chunk = max_chunk
-        self.reuse_prefix = reuse_prefix
+        self.max_read = max_read or max_chunk
+        self.max_shared = max_shared or max_chunk
+        self.cache = cache
+        self.pace = Pace(max_chunk)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
-        self._held: list[list[int]] = [[] for _ in range(n_slots)]
-        self._last_used = [0] * n_slots
-        self._clock = 0
+        self._following: dict[Request, tuple[Request, int]] = {}
         self._decoded_last = True
 
     @property
@@ -48,77 +68,120 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step, or None when there is nothing to do."""
         self._admit()
-        prefilling = [r for r in self.running.values() if r.is_prefilling]
-        decoding = [r for r in self.running.values() if not r.is_prefilling]
+        self._catch_up()
+        active = [r for r in self.running.values() if r not in self._following]
+        prefilling = [r for r in active if r.is_prefilling]
+        decoding = [r for r in active if not r.is_prefilling]
         if prefilling and (self._decoded_last or not decoding):
             self._decoded_last = False
-            return self._prefill(min(prefilling, key=lambda r: r.arrived_s))
+            return self._prefill(prefilling, self.pace.chunk if decoding else self.max_chunk)
         self._decoded_last = True
         return self._decode(decoding) if decoding else None
 
-    def _prefill(self, request: Request) -> Batch:
-        start, n_prompt, reader = request.n_past, len(request.prompt_ids), request.reader
-        n_most = self.max_chunk if reader is None else min(reader.max_rows or self.max_read, self.max_chunk)
-        stop = min(start + n_most, n_prompt)
+    def _prefill(self, requests: Sequence[Request], limit: int) -> Batch:
+        first = min(requests, key=lambda r: r.arrived_s)
+        if first.reader is not None:
+            most = min(first.reader.max_rows or self.max_read, limit)
+            return Batch(Phase.PREFILL, (self._chunk(first, most),))
+        by_slot = {r.slot: r for r in requests if r.reader is None and r.slot is not None}
+        rows = [self._chunk(r, limit) for r in self._beside(first, by_slot, min(limit, self.max_shared))]
+        return Batch(Phase.PREFILL, tuple(rows))
+
+    def _chunk(self, request: Request, most: int) -> Row:
+        start, n_prompt, is_read = request.n_past, len(request.prompt_ids), request.reader is not None
+        stop = min(start + most, n_prompt)
         wants_logits = stop == n_prompt and request.max_new > 0
-        row = Row(request, start, tuple(request.prompt_ids[start:stop]), wants_logits, reader is not None)
-        return Batch(Phase.PREFILL, (row,))
+        return Row(request, start, tuple(request.prompt_ids[start:stop]), wants_logits, is_read)
+
+    def _beside(self, first: Request, by_slot: Mapping[int, Request], limit: int) -> list[Request]:
+        """The first prompt and those in the slots beside it that share its step without much padding.
+
+        All are padded to the longest: that may cost as much as the steps that it saves, and no more than the limit.
+        """
+        assert first.slot is not None, "a running request has a slot"
+        low = high = first.slot
+        longest = total = first.n_left
+        while longest <= limit // 2:
+            for slot in (high + 1, low - 1):
+                n = by_slot[slot].n_left if slot in by_slot else 0
+                n_rows, wide = high - low + 2, max(longest, n)
+                n_padding = n_rows * wide - total - n
+                if n and n_rows * wide <= limit and n_padding <= (n_rows - 1) * self.pace.n_free:
+                    low, high, longest, total = min(low, slot), max(high, slot), wide, total + n
+                    break
+            else:
+                break
+        return [by_slot[slot] for slot in range(low, high + 1)]
 
     def _decode(self, requests: Sequence[Request]) -> Batch:
         ordered = sorted(requests, key=lambda r: r.slot or 0)
         rows = (Row(r, r.n_past, tuple(r.tokens(r.n_past, r.n_past + 1)), True) for r in ordered)
         return Batch(Phase.DECODE, tuple(rows))
 
-    def ran(self, batch: Batch) -> None:
-        """Note that the batch's tokens are in the cache."""
+    def ran(self, batch: Batch, seconds: float = 0.0) -> None:
+        """Note that the batch's tokens are in the cache, and how long that took."""
+        if batch.phase is Phase.DECODE:
+            self.pace.note_decode(seconds)
+        else:
+            self.pace.note_prefill(sum(len(row.ids) for row in batch.rows), seconds)
         for row in batch.rows:
-            row.request.n_past = row.start + len(row.ids)
-            held = self._held[row.slot]
-            del held[row.start :]
-            held.extend(row.ids)
+            request = row.request
+            request.n_past = row.start + len(row.ids)
+            if row.start < len(request.ids):
+                self.cache.hold(row.slot, request.ids[: request.n_past])
+                if 0 < request.n_store <= request.n_past:
+                    self.cache.store(row.slot, request.ids[: request.n_store])
+                    request.n_store = 0
 
     def n_held(self, slot: int) -> int:
         """Tokens that a slot holds."""
-        return len(self._held[slot])
+        request = self.running.get(slot)
+        return self.cache.n_held(slot) if request is None else request.n_past
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Take a finished request out of its slot or of the queue."""
+        self._following.pop(request, None)
         if request.slot is not None and self.running.get(request.slot) is request:
             del self.running[request.slot]
-            if not keep:
-                self._held[request.slot].clear()
+            if keep:
+                self.cache.hold(request.slot, np.array(request.tokens(0, request.n_past), np.int32))
+            else:
+                self.cache.forget(request.slot)
         elif request in self.waiting:
             self.waiting.remove(request)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.n_slots:
             request = self.waiting.popleft()
-            slot, n_cached = self._best_slot(request.prompt_ids)
-            if request.reader is not None or not request.reuses_prefix:
-                n_cached = 0
-            self._clock += 1
-            self._last_used[slot] = self._clock
-            del self._held[slot][n_cached:]
+            free = [s for s in range(self.n_slots) if s not in self.running]
+            reuses = request.reader is None and request.reuses_prefix
+            slot, n_cached, request.n_store = self.cache.place(request.ids, free, reuses=reuses)
             request.begin(slot, n_cached)
+            if request.reader is None:
+                self._follow(request, reuses and self.cache.is_on)
             self.running[slot] = request
 
-    def _best_slot(self, ids: Sequence[int]) -> tuple[int, int]:
-        """The free slot with the longest common beginning, else the least recently used one.
+    def _follow(self, request: Request, may_share: bool) -> None:
+        """Let a request wait for one that evaluates the same beginning, or take that at once."""
+        most = len(request.ids) - 1
+        for other in self.running.values():
+            is_kin = request.group is not None and other.group is request.group
+            if other in self._following or not (is_kin or may_share and other.is_prefilling):
+                continue
+            n = min(n_common(request.ids, other.ids), most)
+            gain = n - request.n_past
+            if gain >= (1 if is_kin else self.cache.min_shared):
+                self._following[request] = other, n
+                return
 
-        The lowest free slot wins among empty ones, so that few requests stay close together.
-        """
-        free = [s for s in range(self.n_slots) if s not in self.running]
-        if self.reuse_prefix:
-            n_common, slot = max((_n_common(self._held[s], ids), -s) for s in free)
-            if n_common:
-                return -slot, min(n_common, len(ids) - 1)
-        return min(free, key=lambda s: (self._last_used[s], s)), 0
-
-
-def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for x, y in zip(a, b):
-        if x != y:
-            break
-        n += 1
-    return n
+    def _catch_up(self) -> None:
+        """Give those that waited for another's prompt what is there by now."""
+        for request, (other, n) in list(self._following.items()):
+            slot = other.slot
+            assert slot is not None and request.slot is not None, "both were given slots"
+            is_there = self.running.get(slot) is other
+            if is_there and other.n_past < n and other.is_prefilling:
+                continue
+            del self._following[request]
+            if is_there:
+                request.n_past = request.n_cached = self.cache.take(request.slot, request.ids, slot)

@@ -41,7 +41,14 @@ class RankRows:
         """Files found at the start or written since the last call."""
         return {} if self._store is None else self._store.ready()
 
+    @property
+    def files(self) -> tuple[int, int]:
+        """The number of files and their bytes."""
+        sizes = {} if self._store is None else dict(self._store.sizes)
+        return len(sizes), sum(sizes.values())
+
     @staticmethod
     def layout(ranks: Ranks) -> list[tuple[object, ...]]:
         """What must be the same for rows to mean the same: each rank's layers and its tables' rows."""
-        return [(tuple(rank.layers), rank.cache.types, tuple(rank.cache.row_bytes())) for rank in ranks.ranks]
+        caches = ((tuple(rank.layers), rank.cache.types, tuple(rank.cache.row_bytes())) for rank in ranks.ranks)
+        return [("rows", 1), *caches]

@@ -38,7 +38,6 @@ class PrefixStatus:
     n_evictions: int = 0
     n_files: int = 0
     file_bytes: int = 0
-    n_files_written: int = 0
     n_files_loaded: int = 0
 
 

@@ -259,7 +259,10 @@ def test_rows_copied_are_the_same_bytes_and_others_stay(kind: str) -> None:
             np.testing.assert_array_equal(buffer[name].read_rows(0, 12).reshape(12, -1), expected)
 
 
-@pytest.mark.parametrize(("start", "to", "n_rows"), [(0, 3, 4), (5, 4, 2), (9, 0, 4), (0, 9, 4), (-1, 5, 2), (0, 5, -1)])
+BAD_COPIES = [(0, 3, 4), (5, 4, 2), (9, 0, 4), (0, 9, 4), (-1, 5, 2), (0, 5, -1)]
+
+
+@pytest.mark.parametrize(("start", "to", "n_rows"), BAD_COPIES)
 def test_rows_that_overlap_or_are_not_there_are_not_copied(start: int, to: int, n_rows: int) -> None:
     with gg.Buffer(cpu(), {"k": ((12, 64), "f16")}) as buffer, pytest.raises(gg.ShapeError):
         buffer.copy_rows(["k"], start=start, to=to, n_rows=n_rows)

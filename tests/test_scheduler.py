@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from pyggml.engine.batch import Batch, Phase
+from pyggml.engine.prefix_cache import PrefixCache
+from pyggml.engine.prefix_tree import Ids
 from pyggml.engine.request import Delta, FinishReason, Request
 from pyggml.engine.sampler import Sampled, Sampler
 from pyggml.engine.sampling_params import SamplingParams
@@ -25,6 +29,51 @@ class PlainText:
         return ""
 
 
+class FakeRows:
+    """The cache as lists of tokens, and files in a dict: what a row attends to can be looked up."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.slots: list[list[int]] = [[] for _ in range(n_slots)]
+        self.kept: dict[str, list[int]] = {}
+        self.fresh: dict[str, Ids] = {}
+        self.broken: set[str] = set()
+        self.n_copied = 0
+
+    def copy(self, source: int, slot: int, start: int, stop: int) -> None:
+        assert source != slot and stop <= len(self.slots[source])
+        self.write(slot, start, self.slots[source][start:stop])
+        self.n_copied += stop - start
+
+    def load(self, key: str, slot: int, start: int, stop: int) -> bool:
+        if key in self.broken:
+            return False
+        self.write(slot, start, self.kept[key][start:stop])
+        return True
+
+    def save(self, slot: int, ids: Ids) -> None:
+        assert self.slots[slot][: len(ids)] == ids.tolist()
+        key = f"file {len(self.kept)}"
+        self.kept[key], self.fresh[key] = ids.tolist(), ids
+
+    def saved(self) -> dict[str, Ids]:
+        fresh, self.fresh = self.fresh, {}
+        return fresh
+
+    @property
+    def files(self) -> tuple[int, int]:
+        return len(self.kept), 0
+
+    def write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        assert start <= len(self.slots[slot])
+        self.slots[slot][start:] = tokens
+
+
+def made(n_slots: int, max_chunk: int, *, min_shared: int = 2, **options: Any) -> tuple[Scheduler, FakeRows]:
+    rows = FakeRows(n_slots)
+    cache = PrefixCache(n_slots, rows, min_shared=min_shared, **options)
+    return Scheduler(cache, n_slots=n_slots, max_chunk=max_chunk), rows
+
+
 def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4) -> Request:
     params = SamplingParams(temperature=0)
     sink = [] if events is None else events
@@ -34,8 +83,12 @@ def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4)
     )  # fmt: skip
 
 
-def advance(scheduler: Scheduler, batch: Batch, token: int = 7) -> None:
-    """What the engine does after a step, with a made-up token."""
+def advance(scheduler: Scheduler, batch: Batch, token: int = 7, rows: FakeRows | None = None) -> None:
+    """What the engine does in a step, with a made-up token; with `rows` every token must see those before it."""
+    for row in batch.rows:
+        if rows is not None:
+            assert rows.slots[row.slot][: row.start] == row.request.tokens(0, row.start)
+            rows.write(row.slot, row.start, row.ids)
     scheduler.ran(batch)
     for row in batch.rows:
         if row.wants_logits:
@@ -45,7 +98,7 @@ def advance(scheduler: Scheduler, batch: Batch, token: int = 7) -> None:
 
 
 def test_long_prompts_go_in_chunks_and_only_the_last_wants_logits() -> None:
-    scheduler = Scheduler(n_slots=1, max_chunk=4)
+    scheduler, _ = made(1, 4)
     scheduler.add(request(list(range(10))))
     seen = []
     for _ in range(3):
@@ -59,7 +112,7 @@ def test_long_prompts_go_in_chunks_and_only_the_last_wants_logits() -> None:
 
 
 def test_prefill_and_decode_take_turns() -> None:
-    scheduler = Scheduler(n_slots=2, max_chunk=2)
+    scheduler, _ = made(2, 2)
     scheduler.add(request([1], max_new=50))
     batch = scheduler.schedule()
     assert batch is not None
@@ -75,7 +128,7 @@ def test_prefill_and_decode_take_turns() -> None:
 
 
 def test_more_requests_than_slots_wait_in_order() -> None:
-    scheduler = Scheduler(n_slots=2, max_chunk=8)
+    scheduler, _ = made(2, 8)
     requests = [request([i, i]) for i in range(4)]
     for r in requests:
         scheduler.add(r)
@@ -94,7 +147,7 @@ def test_more_requests_than_slots_wait_in_order() -> None:
 def test_reuse_keeps_the_common_beginning_and_evaluates_the_last_token(
     second: list[int], n_cached: int
 ) -> None:
-    scheduler = Scheduler(n_slots=1, max_chunk=8)
+    scheduler, _ = made(1, 8)
     first = request([1, 2, 3, 4, 5], max_new=1)
     scheduler.add(first)
     batch = scheduler.schedule()
@@ -109,7 +162,7 @@ def test_reuse_keeps_the_common_beginning_and_evaluates_the_last_token(
 
 
 def test_a_failed_request_leaves_nothing_to_reuse() -> None:
-    scheduler = Scheduler(n_slots=1, max_chunk=8)
+    scheduler, _ = made(1, 8)
     first = request([1, 2, 3])
     scheduler.add(first)
     scheduler.schedule()
@@ -122,15 +175,17 @@ def test_a_failed_request_leaves_nothing_to_reuse() -> None:
 
 def test_random_operations_never_share_a_slot_or_lose_a_request() -> None:
     rng = random.Random(3)
-    scheduler = Scheduler(n_slots=3, max_chunk=4)
+    scheduler, rows = made(3, 4, min_stored=3)
     events: list[Delta] = []
     n_added = 0
     for _ in range(2000):
         action = rng.random()
+        if action > 0.99 and rows.kept:
+            rows.broken.add(rng.choice(list(rows.kept)))
         if action < 0.2 and n_added < 200:
-            scheduler.add(
-                request([rng.randrange(5) for _ in range(rng.randrange(1, 12))], events, rng.randrange(1, 5))
-            )
+            beginning = [rng.randrange(2)] * rng.randrange(6)
+            prompt = beginning + [rng.randrange(5) for _ in range(rng.randrange(1, 6))]
+            scheduler.add(request(prompt, events, rng.randrange(1, 5)))
             n_added += 1
         elif action < 0.25 and not scheduler.is_idle:
             victim = rng.choice(list(scheduler.requests()))
@@ -141,9 +196,10 @@ def test_random_operations_never_share_a_slot_or_lose_a_request() -> None:
             if batch is not None:
                 slots = [row.slot for row in batch.rows]
                 assert slots == sorted(set(slots))
-                advance(scheduler, batch, rng.randrange(5))
+                advance(scheduler, batch, rng.randrange(5), rows)
         assert len({r.slot for r in scheduler.running.values()}) == len(scheduler.running) <= 3
     while (batch := scheduler.schedule()) is not None:
-        advance(scheduler, batch)
+        advance(scheduler, batch, 1, rows)
     assert scheduler.is_idle
     assert sum(event.finish_reason is not None for event in events) == n_added
+    assert rows.n_copied and rows.kept

@@ -1,0 +1,45 @@
+"""How long steps take, and how many prompt tokens one may have while answers are running.
+
+Knows seconds and counts only. Engine thread only.
+"""
+
+from __future__ import annotations
+
+# A running answer waits at most about so long for a step with prompt tokens.
+MAX_PREFILL_S = 0.2
+MIN_CHUNK = 32
+_FIRST_CHUNK = 128  # before anything was measured
+
+
+class Pace:
+    """Measured speed of prompt tokens and of single decode steps."""
+
+    def __init__(self, max_chunk: int, max_prefill_s: float = MAX_PREFILL_S) -> None:
+        self._max_chunk = max_chunk
+        self._max_prefill_s = max_prefill_s
+        self._tok_per_s = 0.0
+        self._decode_s = 0.0
+
+    def note_prefill(self, n_tokens: int, seconds: float) -> None:
+        """A step evaluated so many prompt tokens; few say little and are not counted."""
+        if n_tokens >= MIN_CHUNK and seconds > 0:
+            speed = n_tokens / seconds
+            self._tok_per_s = (self._tok_per_s + speed) / 2 if self._tok_per_s else speed
+
+    def note_decode(self, seconds: float) -> None:
+        """A step decoded one token of one or several answers."""
+        if seconds > 0:
+            self._decode_s = min(self._decode_s * 1.01 or seconds, seconds)
+
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens of a step that running answers wait for: what takes about max_prefill_s, at least 32."""
+        if not self._tok_per_s:
+            return min(self._max_chunk, _FIRST_CHUNK)
+        n = int(self._tok_per_s * self._max_prefill_s) // MIN_CHUNK * MIN_CHUNK
+        return min(self._max_chunk, max(MIN_CHUNK, n))
+
+    @property
+    def n_free(self) -> int:
+        """Prompt tokens that take as long as a decode step: padding up to there is cheaper than another step."""
+        return int(self._tok_per_s * self._decode_s)
