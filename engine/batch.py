@@ -33,6 +33,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The most prompt tokens of a step; of one for several prompts; and of one whose results are all wanted."""
+
+    max_chunk: int
+    max_shared: int
+    max_read: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rows in the order of their slots, in neighbouring slots in prefill."""
 

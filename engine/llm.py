@@ -104,24 +104,18 @@ class LLM(Sending):
             self._runner = Runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
             keeps = prefix_cache and prefix_cache_dir is not None
             store = self._prefix_store(str(prefix_cache_dir), prefix_cache_bytes) if keeps else None
+            rows = RankRows(self._loaded.ranks, store)
         except BaseException:
             self._free()
             raise
         self.n_ctx = self._loaded.n_ctx
         grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
         self._intake = Intake(self.model, self.n_ctx, grammars)
-        self._scheduler = Scheduler(
-            PrefixCache(parallel, RankRows(self._loaded.ranks, store), is_on=prefix_cache),
-            n_slots=parallel,
-            max_chunk=self._runner.max_prefill,
-            max_read=self._runner.max_read,
-            max_shared=self._runner.max_chunk // 2,
-        )
+        self._scheduler = Scheduler(PrefixCache(parallel, rows, is_on=prefix_cache), self._runner.limits, parallel)
         loaded, opened = self._loaded, self.model
 
         def dispose() -> None:  # names what it frees, so that a dropped LLM is not kept by its engine
-            if store is not None:
-                store.close()
+            rows.close()
             loaded.close()
             opened.close()
 

@@ -94,7 +94,7 @@ class PrefixStore:
             raw = np.fromfile(path, np.uint8)
             with path.open("rb") as file:
                 ids, at = self._begin(file, raw.size)
-            whole = memoryview(raw)
+            whole = raw.data
             digest = hashlib.blake2b(whole[:-_DIGEST_BYTES], digest_size=_DIGEST_BYTES).digest()
             if digest != whole[-_DIGEST_BYTES:].tobytes():
                 raise ValueError("it is damaged")
@@ -130,7 +130,7 @@ class PrefixStore:
             {"identity": self._identity, "n_tokens": len(ids), "ids": of_ids, "row_bytes": self._row_bytes}
         ).encode()
         start = MAGIC + struct.pack("<I", len(header)) + header + ids.tobytes()
-        pieces = [memoryview(start), *(memoryview(part) for part in parts)]
+        pieces = [memoryview(start), *(part.data for part in parts)]
         size = sum(piece.nbytes for piece in pieces) + _DIGEST_BYTES
         if not self._make_room(size):
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .batch import Batch, Phase
+from .batch import Batch, Limits, Phase
 from .forward import PlanShape
 from .hparams import HParams
 from .kv_cache import WINDOW, round_up
@@ -128,14 +128,11 @@ class Runner:
         return self._ranks.group is not None and self._ranks.group.closed
 
     @property
-    def max_prefill(self) -> int:
-        """The most tokens of one prefill step: several micro-batches where stages take turns on them."""
-        return self.max_chunk * (MAX_IN_FLIGHT if self._ranks.is_split_by_layer else 1)
-
-    @property
-    def max_read(self) -> int:
-        """The most tokens of one step whose logits are all wanted."""
-        return max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
+    def limits(self) -> Limits:
+        """The most prompt tokens of a step; more than a chunk where stages take turns on several."""
+        n = MAX_IN_FLIGHT if self._ranks.is_split_by_layer else 1
+        max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
+        return Limits(self.max_chunk * n, self.max_chunk // 2, max_read)
 
     def run(self, batch: Batch) -> np.ndarray | Logits:
         """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.

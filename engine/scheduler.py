@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .batch import Batch, Phase, Row
+from .batch import Batch, Limits, Phase, Row
 from .pace import Pace
 from .prefix_cache import PrefixCache
 from .prefix_tree import n_common
@@ -26,26 +26,13 @@ from .request import Request
 
 
 class Scheduler:
-    """Queues and slots. `max_chunk` bounds the prompt tokens of a step, `max_shared` those of one for several prompts.
+    """Queues and slots."""
 
-    `max_read` bounds those whose results are all wanted.
-    """
-
-    def __init__(
-        self,
-        cache: PrefixCache,
-        *,
-        n_slots: int,
-        max_chunk: int,
-        max_read: int | None = None,
-        max_shared: int | None = None,
-    ) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, n_slots: int) -> None:
         self.n_slots = n_slots
-        self.max_chunk = max_chunk
-        self.max_read = max_read or max_chunk
-        self.max_shared = max_shared or max_chunk
+        self.limits = limits
         self.cache = cache
-        self.pace = Pace(max_chunk)
+        self.pace = Pace(limits.max_chunk)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self._following: dict[Request, tuple[Request, int]] = {}
@@ -74,17 +61,17 @@ class Scheduler:
         decoding = [r for r in active if not r.is_prefilling]
         if prefilling and (self._decoded_last or not decoding):
             self._decoded_last = False
-            return self._prefill(prefilling, self.pace.chunk if decoding else self.max_chunk)
+            return self._prefill(prefilling, self.pace.chunk if decoding else self.limits.max_chunk)
         self._decoded_last = True
         return self._decode(decoding) if decoding else None
 
     def _prefill(self, requests: Sequence[Request], limit: int) -> Batch:
         first = min(requests, key=lambda r: r.arrived_s)
         if first.reader is not None:
-            most = min(first.reader.max_rows or self.max_read, limit)
+            most = min(first.reader.max_rows or self.limits.max_read, limit)
             return Batch(Phase.PREFILL, (self._chunk(first, most),))
         by_slot = {r.slot: r for r in requests if r.reader is None and r.slot is not None}
-        rows = [self._chunk(r, limit) for r in self._beside(first, by_slot, min(limit, self.max_shared))]
+        rows = [self._chunk(r, limit) for r in self._beside(first, by_slot, min(limit, self.limits.max_shared))]
         return Batch(Phase.PREFILL, tuple(rows))
 
     def _chunk(self, request: Request, most: int) -> Row:

@@ -41,6 +41,11 @@ class RankRows:
         """Files found at the start or written since the last call."""
         return {} if self._store is None else self._store.ready()
 
+    def close(self) -> None:
+        """Finish writing files."""
+        if self._store is not None:
+            self._store.close()
+
     @property
     def files(self) -> tuple[int, int]:
         """The number of files and their bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyggml.engine.batch import Batch, Phase
+from pyggml.engine.batch import Batch, Limits, Phase
 from pyggml.engine.prefix_cache import PrefixCache
 from pyggml.engine.prefix_tree import Ids
 from pyggml.engine.request import Delta, FinishReason, Request
@@ -71,7 +71,7 @@ class FakeRows:
 def made(n_slots: int, max_chunk: int, *, min_shared: int = 2, **options: Any) -> tuple[Scheduler, FakeRows]:
     rows = FakeRows(n_slots)
     cache = PrefixCache(n_slots, rows, min_shared=min_shared, **options)
-    return Scheduler(cache, n_slots=n_slots, max_chunk=max_chunk), rows
+    return Scheduler(cache, Limits(max_chunk, max_chunk, max_chunk), n_slots), rows
 
 
 def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4) -> Request:
