@@ -77,7 +77,9 @@ def _answer(llm: Any, order: dict[str, Any], rng: np.random.Generator) -> dict[s
     from pyggml.engine.cli.measure import decode, prefill, random_prompt
 
     if "profile" in order:
-        return document(llm.probe.profile(**order["profile"]))
+        step = {**order["profile"]}
+        step["n_tokens"] = min(step.get("n_tokens", 1), llm.probe.max_tokens)
+        return document(llm.probe.profile(**step))
     cold, n_runs = int(order["cold"]), int(order["runs"]) + int(order["cold"])
     if "prefill" in order:
         n = int(order["prefill"])

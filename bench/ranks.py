@@ -49,7 +49,9 @@ def measure(name: str, args: argparse.Namespace, **options: Any) -> dict[str, An
             seconds = time.perf_counter() - start
             result[f"decode x{count}"] = count * args.n / seconds
             result[f"python x{count}"] = 1 - (llm.stats.native_s - before) / seconds
-        result["answer"] = llm.generate([list(range(100, 132))], max_tokens=32, temperature=0, ignore_eos=True)[0].ids
+        result["answer"] = llm.generate(
+            [list(range(100, 132))], max_tokens=32, temperature=0, ignore_eos=True
+        )[0].ids
         return result
 
 
@@ -76,7 +78,9 @@ def main() -> None:
     print(f"{args.model}: {size / 1e9:.1f} GB")
     for name, result in results.items():
         same = sum(a == b for a, b in zip(result["answer"], results["one"]["answer"]))
-        print(f"{name}: load {result['load_s']:.1f} s, {same} of 32 greedy tokens as one device\n{result['plan']}")
+        print(
+            f"{name}: load {result['load_s']:.1f} s, {same} of 32 greedy tokens as one device\n{result['plan']}"
+        )
         for key, value in result.items():
             if key.startswith(("prefill", "decode")):
                 print(f"    {key:14} {value:9.0f} tok/s")

@@ -93,7 +93,9 @@ class Server:
             "stream_options": {"include_usage": True},
         }  # fmt: skip
         answer, last_s = Answer(), 0.0
-        async with self.session.post(f"{self.url}/v1/completions", json=body, headers=self.headers) as response:
+        async with self.session.post(
+            f"{self.url}/v1/completions", json=body, headers=self.headers
+        ) as response:
             response.raise_for_status()
             async for line in response.content:
                 if not line.startswith(b"data: {"):
@@ -250,7 +252,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     results = asyncio.run(measure(args))
-    print(json.dumps({"prompt_words": args.p, "max_tokens": args.n, "rounds": args.rounds, "results": results}))
+    print(
+        json.dumps({"prompt_words": args.p, "max_tokens": args.n, "rounds": args.rounds, "results": results})
+    )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Alone:
     def __init__(self, prompts: Sequence[int], n_gen: int) -> None:
         self._prompts, self._n_gen = prompts, n_gen
         self.room = {"ctx": max(*prompts, n_gen + 2, 64) + 1, "parallel": 1}
-        self.profiles = [{"n_tokens": min(512, *prompts, 512)}] if prompts else []
+        self.profiles = [{"n_tokens": max(prompts)}] if prompts else []
         self.profiles += [{"n_past": n_gen // 2}] if n_gen else []
 
     def theirs(self, path: str, mode: Mode, n_runs: int, note: Note) -> None:

@@ -21,6 +21,11 @@ class Probe:
         self._model, self._loaded, self._runner, self._engine = model, loaded, runner, engine
         self._threads = threads
 
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of one prefill step on one device."""
+        return self._runner.max_chunk
+
     def profile(self, *, n_tokens: int = 1, n_seq: int = 1, n_past: int = 0) -> StepProfile:
         """Where the time of one step goes: n_tokens for each of n_seq sequences that have n_past tokens.
 

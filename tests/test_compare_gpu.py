@@ -90,7 +90,7 @@ def test_a_profile_of_each_kind_of_step_is_shown(reference_bin: Path, tiny: Call
     options = ("--modes", "one", "--rounds", "1", "--ours-only", "--profile")
     lines = compared(reference_bin, "--models", str(tiny("llama")), *options)
     steps = [(line["phase"], line["parallel"], line["n_tokens"]) for line in lines if "profile" in line]
-    assert steps == [("prefill", 1, 16), ("decode", 1, 1), ("decode", 3, 1)]
+    assert steps == [("prefill", 1, 40), ("decode", 1, 1), ("decode", 3, 1)]
     assert all(row["their_runs"] == [] for row in lines[-1]["rows"])  # type: ignore[attr-defined]
 
 

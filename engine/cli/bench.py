@@ -44,11 +44,15 @@ def bench(settings: Settings) -> int:
     if not is_comparing:
         document |= _measured(settings, {}, document["model"])
         print("\n".join([_table(document), *_lines_below(document)]))
+        document["profile"] = _profiles(settings, {})
     else:
         document["modes"] = [_measured_or_refused(settings, where, document["model"]) for where in compared]
         document["winners"] = winners(settings["model"], document["modes"])
         print(_comparison(document["modes"]))
         print("\n".join(["", *winner_lines(document["winners"])]))
+        for where, found in zip(compared, document["modes"]):
+            if "refusal" not in found:
+                found["profile"] = _profiles(settings, where)
     if settings["json"]:
         print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     return 0
@@ -83,7 +87,7 @@ def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
     rng = np.random.default_rng(settings["seed"])
     found: dict[str, Any] = {}
     start = time.perf_counter()
-    with _opened(settings, 1, where) as llm:
+    with _opened(settings, 1, where, max(settings["n-prompt"])) as llm:
         found["load_s"] = time.perf_counter() - start
         found |= {"plan": [asdict(placement) for placement in llm.plan], "notes": list(llm.notes)}
         print(f"{one_line(name)}, loaded in {shown_seconds(found['load_s'])}")
@@ -91,7 +95,6 @@ def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
         found["prefill"] = [_prefill(settings, llm, rng, n) for n in settings["n-prompt"]]
         alone = [_decode(settings, llm, rng, 1)] if 1 in settings["parallel"] else []
         found["sums_s"] = llm.probe.sums()
-        found["profile"] = _profiles(settings, llm) if settings["profile"] else []
     found["decode"] = []
     for n_seq in settings["parallel"]:
         if n_seq == 1:
@@ -99,28 +102,29 @@ def _measured(settings: Settings, where: Where, name: str) -> dict[str, Any]:
             continue
         with _opened(settings, n_seq, where) as llm:
             found["decode"].append(_decode(settings, llm, rng, n_seq))
-            if settings["profile"]:
-                found["profile"].append(_decode_profile(settings, llm, n_seq))
     return found
 
 
-def _profiles(settings: Settings, llm: LLM) -> list[dict[str, Any]]:
-    n = min(settings["batch"], max(settings["n-prompt"]))
-    found = [bench_profile.document(llm.probe.profile(n_tokens=n))]
-    if 1 in settings["parallel"]:
-        found.append(_decode_profile(settings, llm, 1))
+def _profiles(settings: Settings, where: Where) -> list[dict[str, Any]]:
+    """With --profile print where each kind of step spends its time; last, since tracing slows what follows."""
+    if not settings["profile"]:
+        return []
+    n_past = N_SHORT + settings["n-gen"] // 2
+    longest = max(settings["n-prompt"])
+    found = []
+    with _opened(settings, max(settings["parallel"]), where, longest) as llm:
+        n = min(llm.probe.max_tokens, longest)
+        steps = [{"n_tokens": n}, *({"n_seq": n_seq, "n_past": n_past} for n_seq in settings["parallel"])]
+        for step in steps:
+            found.append(bench_profile.document(llm.probe.profile(**step)))
+            mode = [f"\n{options_text(where)}"] if where else []
+            print("\n".join([*mode, "", *bench_profile.profile_lines(found[-1])]), flush=True)
     return found
 
 
-def _decode_profile(settings: Settings, llm: LLM, n_seq: int) -> dict[str, Any]:
-    return bench_profile.document(llm.probe.profile(n_seq=n_seq, n_past=N_SHORT + settings["n-gen"] // 2))
-
-
-def _opened(settings: Settings, n_seq: int, where: Where) -> LLM:
-    """The model with room for the tests of `n_seq` sequences; a prompt's one answer token comes on top."""
-    needed = max(MIN_CTX, n_decode_ctx(settings["n-gen"], n_seq))
-    if n_seq == 1:
-        needed = max(needed, max(settings["n-prompt"]) + 1)
+def _opened(settings: Settings, n_seq: int, where: Where, n_prompt: int = 0) -> LLM:
+    """The model with room for decode tests of `n_seq` sequences, and for a prompt with an answer of one token."""
+    needed = max(MIN_CTX, n_decode_ctx(settings["n-gen"], n_seq), n_prompt + 1)
     ctx = max(needed, settings["ctx"] or 0)
     return open_llm(settings, open_model(settings), ctx=ctx, parallel=n_seq, where=where)
 
@@ -170,14 +174,11 @@ def _table(document: dict[str, Any]) -> str:
 
 
 def _lines_below(document: dict[str, Any]) -> list[str]:
-    """Recorded launches, sums over ranks and profiles."""
+    """Recorded launches, and sums over ranks."""
     lines = [""]
     if document["decode"]:
         lines += [bench_profile.replay_line(document["decode"][-1]["replays"])]
-    lines += bench_profile.sums_lines(document["sums_s"])
-    for profile in document["profile"]:
-        lines += ["", *bench_profile.profile_lines(profile)]
-    return lines
+    return [*lines, *bench_profile.sums_lines(document["sums_s"])]
 
 
 def _comparison(measured: list[dict[str, Any]]) -> str:
