@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .chat_format import ChatFormat
+from .chat_prompt import ChatPrompt
 from .errors import (
     ConfigError,
     EngineError,
@@ -17,6 +19,7 @@ from .errors import (
     UnsupportedTokenizer,
     UnsupportedValue,
 )
+from .formats.tools import ToolCall, ToolCallDelta
 from .llm import LLM
 from .model import Model
 from .placement import Placement
@@ -28,6 +31,8 @@ from .submission import Submission
 
 __all__ = [
     "LLM",
+    "ChatFormat",
+    "ChatPrompt",
     "Completion",
     "ConfigError",
     "Delta",
@@ -51,6 +56,8 @@ __all__ = [
     "Submission",
     "TemplateError",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "UnsupportedArchitecture",
     "UnsupportedTokenizer",
     "UnsupportedValue",

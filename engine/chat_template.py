@@ -85,6 +85,11 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             self.syntax_error = f"line {error.lineno}: {error.message}"
 
+    @property
+    def source_for_tools(self) -> str:
+        """The text of the template that is taken when there are tools."""
+        return self.source if self._tool_use is None else self._tool_use.source
+
     @classmethod
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: SpecialTexts, name: str | None = None

@@ -118,6 +118,10 @@ class Constraint:
         self._check()
         return self._mask
 
+    def allows(self, tokens: Sequence[int]) -> bool:
+        """Whether all of these tokens may come next, one after another."""
+        return not self.is_awake or self._matcher.validate_tokens(list(tokens)) == len(tokens)
+
     def accept(self, token: int) -> None:
         """Take the token that was chosen. Raises: GenerationError for one that the grammar does not allow."""
         if self.is_awake:

@@ -20,13 +20,20 @@ class Detokenizer:
     """Streams the text of one sequence.
 
     `at_start`: the sequence is a whole text, so the space that SentencePiece put before it is dropped; what continues
-    a prompt keeps its space. `skip_special`: control tokens give no text.
+    a prompt keeps its space. `skip_special`: control tokens give no text, but for those in `shown`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, at_start: bool = False, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        at_start: bool = False,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._table = tokenizer.vocabulary.byte_table
-        self._hidden = tokenizer.vocabulary.control_ids if skip_special else frozenset()
+        self._hidden = tokenizer.vocabulary.control_ids - shown if skip_special else frozenset()
         self._drops_space = at_start and tokenizer.add_space_prefix
         self._decoder = _new_decoder("replace")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .chat_prompt import ChatPrompt
 from .detokenizer import Detokenizer
 from .errors import PromptTooLong, RequestError
 from .grammar_compiler import GrammarCompiler
@@ -59,10 +60,12 @@ class Intake:
         index: int = 0,
         choice: int | None = None,
         time_limit_s: float | None = None,
+        chat: ChatPrompt | None = None,
         **fields: Any,
     ) -> Request:
         """A request for an answer to token ids; `choice`, by default the index, decides its random numbers.
 
+        The answer to a conversation (`chat`) is read as the model's format says.
         Raises PromptTooLong where no token of an answer fits behind the prompt.
         """
         tokenizer, n_vocab = self._model.tokenizer, self._model.hparams.n_vocab
@@ -71,6 +74,7 @@ class Intake:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens; with a context of {self.n_ctx} at most {self.n_ctx - 1} fit"
             )
+        shown: frozenset[int] = frozenset() if chat is None else chat.format.shown_ids
         banned = [id for id in tokenizer.stop_ids if id < n_vocab] if params.ignore_eos else []
         return Request(
             prompt_ids=ids,
@@ -79,8 +83,8 @@ class Intake:
                 params, n_vocab=n_vocab, prompt_ids=ids, index=index if choice is None else choice, banned=banned,
                 constraint=self._grammars.constraint(params),
             ),  # fmt: skip
-            text=TextStream(Detokenizer(tokenizer), params.stop),
-            emit=emit,
+            text=TextStream(Detokenizer(tokenizer, shown=shown), params.stop),
+            emit=emit if chat is None else chat.reads(emit),
             max_new=room if params.max_tokens is None else min(room, params.max_tokens),
             stop_ids=frozenset() if params.ignore_eos else tokenizer.stop_ids,
             index=index,

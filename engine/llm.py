@@ -14,8 +14,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, overload
 
+from .chat_format import ChatFormat
+from .chat_prompt import ChatPrompt
 from .chat_template import ChatTemplate
 from .engine import Engine
 from .errors import ConfigError, TemplateError
@@ -176,18 +179,30 @@ class LLM(Sending):
         messages: Messages,
         *,
         stream: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **options: Any,
     ) -> Completion | Stream:
-        """Answer a conversation with the file's chat template.
+        """Answer a conversation with the file's chat template; options are chat_prompt's.
 
-        `template` has further variables for it (`enable_thinking`); `sampling` are the fields of
-        SamplingParams. Raises TemplateError for a base model or messages that the template refuses.
+        Reasoning and calls of tools are apart from the text. Raises TemplateError, RequestError.
         """
-        ids = self.chat_ids(messages, tools=tools, template=template)
-        answers = self._start([ids], self.model.sampling(**sampling), tells_each=stream)
+        prompt = self.chat_prompt(messages, **options)
+        answers = self._start([prompt.ids], self.model.sampling(**prompt.sampling), tells_each=stream, chat=prompt)
         return answers if stream else _join(answers)[0]
+
+    def chat_prompt(self, messages: Messages, **options: Any) -> ChatPrompt:
+        """A conversation ready for submit(), whose SamplingParams are made from its `sampling`.
+
+        `tools`, `tool_choice` ("auto", "none", "required" or a function), `parallel_tool_calls` and
+        `response_format` are OpenAI's; `template` has further variables for the template (`enable_thinking`);
+        all others are fields of SamplingParams. What messages say never becomes a special token. Raises
+        TemplateError for a base model or messages that the template refuses, RequestError.
+        """
+        return ChatPrompt.rendered(self.chat_format, self.model.tokenizer, messages, **options)
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How the model's answers in conversations are written. Raises TemplateError for a base model."""
+        return ChatFormat.from_model(self.model, self._given_template)
 
     def chat_ids(
         self,
@@ -197,16 +212,7 @@ class LLM(Sending):
         template: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a rendered conversation; what messages say never becomes a special token."""
-        chat_template = self._given_template or self.model.chat_template
-        if chat_template is None:
-            raise TemplateError(f"{self.model.path} has no chat template (a base model); use generate()")
-        prompt = chat_template.render(messages, tools=tools, **(template or {}))
-        tokenizer = self.model.tokenizer
-        ids = tokenizer.encode_segments(
-            [(s.text, s.parse_special) for s in prompt.segments], add_special=True
-        )
-        bos = tokenizer.bos_id
-        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+        return self.chat_prompt(messages, tools=tools, template=template).ids
 
     @overload
     def generate(self, prompts: str, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
@@ -233,10 +239,17 @@ class LLM(Sending):
         completions = _join(answers)
         return completions[0] if single else completions
 
-    def _start(self, prompts: Sequence[list[int]], params: SamplingParams, *, tells_each: bool) -> Stream:
+    def _start(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        tells_each: bool,
+        chat: ChatPrompt | None = None,
+    ) -> Stream:
         stream = Stream(self._abort, tells_each=tells_each)
         emit = stream.emit
-        requests = [self._intake.answer(ids, params, emit, index=i) for i, ids in enumerate(prompts)]
+        requests = [self._intake.answer(ids, params, emit, index=i, chat=chat) for i, ids in enumerate(prompts)]
         for request in requests:
             stream.add(request)
         self._engine.submit(requests)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .formats.tools import ToolCallDelta
 from .sampler import Sampled, Sampler
 from .sampling_params import SamplingParams
 from .text_stream import TextStream
@@ -31,6 +32,7 @@ class FinishReason(Enum):
     """Why a generation ended."""
 
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"
     LENGTH = "length"
     ABORT = "abort"
     TIME = "time"
@@ -76,6 +78,7 @@ class Delta:
     has `finish_reason` and `stats`, and `error` when that is ERROR. `index` tells the prompt of a
     batch, or the answer of several to one prompt. The first delta has `prompt_logprobs` where they were asked for,
     an entry for each prompt token but the first; the last one of a prompt that was to be embedded has `embedding`.
+    In a conversation `text` is content alone; `reasoning` and pieces of `tool_calls` are apart.
     """
 
     text: str
@@ -87,6 +90,8 @@ class Delta:
     index: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     embedding: np.ndarray | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class PromptReader(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .chat_prompt import ChatPrompt
 from .engine import Engine
 from .errors import EngineError, RequestError
 from .intake import Intake, Prompt
@@ -30,7 +31,7 @@ class Sending:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ChatPrompt,
         params: SamplingParams,
         on_delta: Callable[[Delta], None],
         *,
@@ -51,14 +52,15 @@ class Sending:
         """
         if isinstance(n, bool) or not 1 <= n <= MAX_N:
             raise RequestError(f"n = {n!r}; 1 to {MAX_N} answers are possible")
-        ids = self._intake.prompt_ids(prompt)
+        chat = prompt if isinstance(prompt, ChatPrompt) else None
+        ids = self._intake.prompt_ids(prompt.ids if isinstance(prompt, ChatPrompt) else prompt)
         group = object()
         requests = []
         for i in range(n):
             reader = LogprobReader(ids, params.logprobs or 0) if prompt_logprobs and i == 0 else None
             request = self._intake.answer(
                 ids, params, on_delta, index=first_index + i, choice=i, time_limit_s=time_limit_s, group=group,
-                reuses_prefix=cache_prompt, reader=reader,
+                reuses_prefix=cache_prompt, reader=reader, chat=chat,
             )  # fmt: skip
             requests.append(request)
         self._engine.submit(requests)

@@ -7,6 +7,7 @@ import contextlib
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from .formats.tools import ToolCall, joined_calls
 from .request import Delta, FinishReason, Request, Stats, TokenLogprob
 
 
@@ -17,6 +18,8 @@ class Completion(str):
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason
     stats: Stats
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
 
     @classmethod
     def from_deltas(cls, deltas: Sequence[Delta]) -> Completion:
@@ -28,6 +31,8 @@ class Completion(str):
         self.logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
         self.finish_reason = last.finish_reason
         self.stats = last.stats
+        self.reasoning = "".join(delta.reasoning for delta in deltas)
+        self.tool_calls = joined_calls(piece for delta in deltas for piece in delta.tool_calls)
         return self
 
     @property

@@ -281,8 +281,8 @@ class NamedCalls:
 class TaggedCalls:
     """A name between marks, then each argument between marks of its own.
 
-    head has the hole {name}, argument the holes {key} and, where the template says it, {string} or {type}. Arguments that
-    the tool's schema calls text, or that are no JSON, are text. `inner` is what the template puts around a value.
+    head has the hole {name}, argument the holes {key} and, where the template says it, {string} or {type}. Arguments
+    that the tool's schema calls text, or that are no JSON, are text. `inner` is what the template puts around a value.
     """
 
     start: str

@@ -132,6 +132,8 @@ _COHERE = JsonCalls(
 _COMMAND_R = JsonCalls(
     "Action: ```json", "```", is_list=True, name_key="tool_name", arguments_key="parameters", also=("Action:\n```json",)
 )
+_APERTUS = JsonCalls("<|tools_prefix|>", "<|tools_suffix|>", is_list=True, is_keyed=True, inner="")
+_GIGACHAT = JsonCalls("<|message_sep|>\n\nfunction call<|role_sep|>", inner="\n", between="")
 _LLAMA = JsonCalls("", arguments_key="parameters", inner="", between="; ", also=("<|python_tag|>",), is_bare=True)
 _MUSE = Channels(
     starts=("<|start|>assistant", " to="),
@@ -177,12 +179,12 @@ _STYLES: tuple[Rule, ...] = (
     (_has("[TOOL_CALLS]", "[CALL_ID]"), _always(_MISTRAL_ID)),
     (_has("[TOOL_CALLS]", "[ARGS]"), _always(_MISTRAL)),
     (_has("[TOOL_CALLS]"), _always(_MISTRAL_LIST)),
-    (_has("<|tools_prefix|>"), _always(JsonCalls("<|tools_prefix|>", "<|tools_suffix|>", is_list=True, is_keyed=True, inner=""))),
+    (_has("<|tools_prefix|>"), _always(_APERTUS)),
     (_has("<TOOLCALL>"), _always(JsonCalls("<TOOLCALL>", "</TOOLCALL>", is_list=True, inner=""))),
     (_has("<tool_calls>["), _always(JsonCalls("<tool_calls>", "</tool_calls>", is_list=True, inner=""))),
     (_has("<tool_calls>"), _always(JsonCalls("<tool_calls>", "</tool_calls>", is_many=True, between="\n"))),
-    (_has("<|function_call|>"), _always(JsonCalls("<|function_call|>", inner=""))),
-    (_has("<|role_sep|>", "<|message_sep|>"), _always(JsonCalls("<|message_sep|>\n\nfunction call<|role_sep|>", inner="\n"))),
+    (_has("<|function_call|>"), _always(JsonCalls("<|function_call|>", inner="", between=""))),
+    (_has("<|role_sep|>", "<|message_sep|>"), _always(_GIGACHAT)),
     (_has("<|tool_call:begin|>"), _always(_SOLAR)),
     (_has("<|tool_call_start|>"), _always(LooseCalls("<|tool_call_start|>", "<|tool_call_end|>", is_python=True))),
     (_has("List of tools: "), _always(LooseCalls("<|tool_call_start|>", "<|tool_call_end|>", is_python=True))),

@@ -1,6 +1,6 @@
 """JSON as it comes: values are passed on character for character while they are read.
 
-Brackets and strings are followed, numbers and words are taken as they are: what a model writes is the caller's to judge.
+Brackets and strings are followed; what stands between them is the caller's to judge.
 """
 
 from __future__ import annotations

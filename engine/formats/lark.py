@@ -22,10 +22,12 @@ class LarkText:
         self._cut = re.compile("|".join(map(re.escape, names))) if names else None
         self._rules: dict[str, str] = {}  # by definition
         self._terminals: dict[str, str] = {}
+        self._lazy: dict[str, str] = {}
 
     def text(self, start: str) -> str:
         """The whole grammar."""
         rules = [f"start: {start}", *(f"{name}: {text}" for text, name in self._rules.items())]
+        rules += [f"{name}[lazy]: {text}" for text, name in self._lazy.items()]
         return "\n".join([*rules, *(f"{name}: {text}" for text, name in self._terminals.items()), ""])
 
     def literal(self, text: str) -> str:
@@ -64,8 +66,7 @@ class LarkText:
             return f"{self.terminal('(?s:.*)')} {self.literal(end)}"
         within = self._cut.search(end) if self._cut is not None else None
         head = end if within is None else end[: within.start()]
-        regex = f"/(?s:.*){quoted(head)}/"
-        name = self._terminals.setdefault(regex, f"T{len(self._terminals)}[lazy]").removesuffix("[lazy]")
+        name = self._lazy.setdefault(f"/(?s:.*){quoted(head)}/", f"lazy{len(self._lazy)}")
         return name if within is None else f"{name} {self.literal(end[within.start() :])}"
 
     def choice(self, options: Iterable[str]) -> str:

@@ -156,8 +156,9 @@ class LooseCalls:
         if required:
             pairs += "".join(f" ({comma} {pair})?" for pair in others)
         elif others:  # any run of them that keeps their order
-            tails = [f"{pair}" + "".join(f" ({comma} {later})?" for later in others[k + 1 :]) for k, pair in enumerate(others)]
-            pairs = f"({' | '.join(tails)})?"
+            behind = [f" ({comma} {pair})?" for pair in others]
+            runs = [pair + "".join(behind[k + 1 :]) for k, pair in enumerate(others)]
+            pairs = f"({' | '.join(runs)})?"
         return " ".join(part for part in (head, pairs, g.literal(closing)) if part)
 
     def _lark_pair(self, g: LarkText, tool: Tool, key: str, mark: str) -> str:

@@ -37,7 +37,7 @@ class Pieces(NamedTuple):
 class Layout:
     """How a family's answers are laid out.
 
-    Reasoning stands between opens and closes; `dropped` are further marks that are no content; calls are as `styles` say.
+    Reasoning stands between opens and closes; `dropped` are further marks that are no content; `styles` read calls.
     Content stands between text_opens and text_closes, if there are such marks.
     """
 

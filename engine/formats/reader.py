@@ -19,7 +19,7 @@ class Malformed(Exception):
 
 
 class Reader:
-    """The text so far and a place in it. Reading moves the place, and raises Malformed where the text ends too early."""
+    """The text so far and a place in it. Reading moves the place; where the text ends too early it raises Malformed."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,3 +93,13 @@ class ToolCallDelta:
     arguments: str = ""
     id: str | None = None
     name: str | None = None
+
+
+def joined_calls(pieces: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that pieces of them add up to."""
+    heads: dict[int, ToolCallDelta] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        heads.setdefault(piece.index, piece)
+        arguments.setdefault(piece.index, []).append(piece.arguments)
+    return tuple(ToolCall(head.id or "", head.name or "", "".join(arguments[k])) for k, head in heads.items())

@@ -1,0 +1,104 @@
+"""A conversation ready to be answered: its tokens, what the answer is held to, and how its text is read.
+
+The text of an answer becomes content, reasoning and calls of tools on its way to whoever waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .chat_format import ChatFormat, Form, Messages, Opening, ToolChoice, chosen_tools, schema_of_format
+from .errors import RequestError
+from .formats.parser import ChatParser
+from .formats.tools import Tool, tools_of
+from .grammar import ANY_OBJECT, schema_text
+from .request import Delta, FinishReason
+from .tokenizer import Tokenizer
+
+_FORMS = ("json_schema", "json_object", "regex", "grammar")
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation. `sampling` are the caller's sampling options with the answer's form among them."""
+
+    ids: list[int]
+    text: str
+    sampling: dict[str, Any]
+    format: ChatFormat
+    opening: Opening
+    tools: tuple[Tool, ...]
+
+    @classmethod
+    def rendered(
+        cls,
+        format: ChatFormat,
+        tokenizer: Tokenizer,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> ChatPrompt:
+        """Render and encode; `sampling` is taken as it is, but for its form. Raises: TemplateError, RequestError."""
+        offered = tools_of(tools)
+        callable_tools = chosen_tools(offered, tool_choice)
+        prompt = format.render(messages, tools=tools if callable_tools and tools else (), **(template or {}))
+        ids = tokenizer.encode_segments([(s.text, s.parse_special) for s in prompt.segments], add_special=True)
+        bos = tokenizer.bos_id
+        ids = ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+        opening = format.opening(prompt.text)
+        options = {name: value for name, value in sampling.items() if name not in _FORMS or value}
+        schema, options = _schema(schema_of_format(response_format), options)
+        if any(name in options for name in _FORMS):
+            if tool_choice not in (None, "auto", "none"):
+                raise RequestError("a grammar or regex and a tool_choice that demands a call exclude each other")
+            form: Form | None = None
+        else:
+            form = format.grammar_for(
+                offered, tool_choice, schema, is_parallel=parallel_tool_calls is not False, opening=opening
+            )
+        if form is not None:
+            options |= {"grammar": form.grammar, "trigger": form.trigger}
+        return cls(ids, prompt.text, options, format, opening, callable_tools)
+
+    def reads(self, emit: Callable[[Delta], None]) -> Callable[[Delta], None]:
+        """Where one answer's deltas go, so that `emit` gets them with content, reasoning and calls apart."""
+        parser = self.format.parser(self.opening, self.tools)
+        return emit if parser is None else _Reading(parser, emit)
+
+
+class _Reading:
+    """One answer's deltas on their way."""
+
+    def __init__(self, parser: ChatParser, emit: Callable[[Delta], None]) -> None:
+        self._parser = parser
+        self._emit = emit
+
+    def __call__(self, delta: Delta) -> None:
+        content, reasoning, calls = self._parser.push(delta.text)
+        reason = delta.finish_reason
+        if reason is not None:
+            rest = self._parser.finish()
+            content, reasoning, calls = content + rest.content, reasoning + rest.reasoning, calls + rest.calls
+            if reason is FinishReason.STOP and self._parser.has_calls:
+                reason = FinishReason.TOOL_CALLS
+        self._emit(replace(delta, text=content, reasoning=reasoning, tool_calls=calls, finish_reason=reason))
+
+
+def _schema(schema: str | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The schema of the content, which may come as a sampling option, too, and the other options."""
+    given = options.get("json_schema")
+    from_option = None if given is None else schema_text(given)
+    if options.get("json_object") is True:
+        from_option = ANY_OBJECT
+    if from_option is None:
+        return schema, options
+    if schema is not None:
+        raise RequestError("response_format and json_schema are given; an answer can follow one of them only")
+    return from_option, {name: value for name, value in options.items() if name not in ("json_schema", "json_object")}
