@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .chat_template import ChatTemplate, Prompt
 from .constraint import Trigger
 from .errors import RequestError, TemplateError
-from .formats.calls import CallStyle
+from .formats.call_style import CallStyle
 from .formats.channels import Channels
 from .formats.families import layout_of
 from .formats.generic_tools import with_calls_written, with_tools_explained

@@ -13,7 +13,7 @@ from .chat_format import ChatFormat, Form, Messages, Opening, ToolChoice, chosen
 from .errors import RequestError
 from .formats.parser import ChatParser
 from .formats.tools import Tool, tools_of
-from .grammar import ANY_OBJECT, schema_text
+from .grammar import ANY_OBJECT, check_schema, schema_text
 from .request import Delta, FinishReason
 from .tokenizer import Tokenizer
 
@@ -60,9 +60,11 @@ class ChatPrompt:
                 raise RequestError("a grammar or regex and a tool_choice that demands a call exclude each other")
             form: Form | None = None
         else:
-            form = format.grammar_for(
-                offered, tool_choice, schema, is_parallel=parallel_tool_calls is not False, opening=opening
-            )
+            if schema is not None:
+                check_schema("json_schema", schema)
+            enforced = _enforceable(offered, tool_choice)
+            is_parallel = parallel_tool_calls is not False
+            form = format.grammar_for(enforced, tool_choice, schema, is_parallel=is_parallel, opening=opening)
         if form is not None:
             options |= {"grammar": form.grammar, "trigger": form.trigger}
         return cls(ids, prompt.text, options, format, opening, callable_tools)
@@ -89,6 +91,21 @@ class _Reading:
             if reason is FinishReason.STOP and self._parser.has_calls:
                 reason = FinishReason.TOOL_CALLS
         self._emit(replace(delta, text=content, reasoning=reasoning, tool_calls=calls, finish_reason=reason))
+
+
+def _enforceable(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools, those whose schemas are none with any arguments; where a call is demanded that is an error."""
+    found: list[Tool] = []
+    for k, tool in enumerate(tools):
+        try:
+            schema = schema_text(tool.parameters)
+            check_schema(f"tools[{k}].function.parameters", schema, is_lenient=True)
+            found.append(tool)
+        except RequestError:
+            if choice not in (None, "auto", "none"):
+                raise
+            found.append(Tool(tool.name))
+    return found
 
 
 def _schema(schema: str | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

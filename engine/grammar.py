@@ -72,15 +72,27 @@ def _with_head(text: str) -> str:
     return text if is_own else f'{text}\n%llguidance {{"no_forcing": true}}\n'
 
 
-def json_rule(schema: str) -> str:
-    """What stands for the JSON texts that a schema, given as JSON text, allows. Raises: RequestError."""
+def check_schema(name: str, schema: str, *, is_lenient: bool = False) -> None:
+    """See that a schema compiles. Raises: RequestError that begins with `name` and says where it does not."""
+    grammar = Grammar(_with_head(f"start: {json_rule(schema, is_lenient=is_lenient)}"), "json_schema", schema)
+    message = llguidance.LLMatcher.validate_grammar(grammar.text)
+    if message and not message.startswith("WARNING"):
+        error = compile_error(grammar, message)
+        raise RequestError(f"{name}{str(error).removeprefix('json_schema')}")
+
+
+def json_rule(schema: str, *, is_lenient: bool = False) -> str:
+    """What stands for the JSON texts that a schema, given as JSON text, allows.
+
+    is_lenient: words of the schema that cannot be enforced are passed over. Raises: RequestError.
+    """
     value = json.loads(schema)
     if value is False:
         raise RequestError("json_schema is false, which allows nothing; an object is needed")
     options = value.get("x-guidance", {}) if isinstance(value, dict) else {}
     if not isinstance(options, dict):
         raise RequestError("json_schema: x-guidance is no object")
-    made = {"x-guidance": JSON_OPTIONS | options}
+    made = {"x-guidance": JSON_OPTIONS | ({"lenient": True} if is_lenient else {}) | options}
     return f"%json {json.dumps((ANY_VALUE if value in (True, {}) else value) | made, ensure_ascii=False)}"
 
 

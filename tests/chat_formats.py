@@ -49,7 +49,8 @@ ADD = {
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": WEATHER}, {"type": "function", "function": ADD}]
 # What templates write behind an answer; a model would end there.
 ENDS = """
-<|im_end|> <|eot_id|> <|eom_id|> <EOS> <|END_OF_TURN_TOKEN|> <end_of_sentence> [e~[ <｜end▁of▁sentence｜> <|end_of_text|>
+<|im_end|> <|eot_id|> <|eom_id|> <EOS> <|END_OF_TURN_TOKEN|> <end_of_sentence> [e~[
+<｜end▁of▁sentence｜> <|end_of_text|>
 <turn|> <|tool_response> <|role_end|> <sep> </assistant> <|end_of_msg|> <|return|> <|call|> <SPECIAL_12> <seed:eos>
 <|user_end|> <｜hy_eos:opensource｜> <|calls|> <|im_user|> <end_of_turn>
 """.split()

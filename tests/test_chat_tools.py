@@ -26,6 +26,9 @@ THINKING = QWEN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Łódź 👍", "days": 3}}\n</tool_call>'
 
 
+OK = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+
+
 @pytest.fixture(scope="module")
 def forced(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     folder = tmp_path_factory.mktemp("tools")
@@ -106,7 +109,7 @@ def test_a_stop_string_counts_in_the_text_as_the_model_writes_it(forced: Callabl
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_call_can_be_demanded(flat: LLM, choice: Any) -> None:
     for seed in range(3):
-        answer = flat.chat(ASK, tools=[TOOLS[1]], tool_choice=choice, seed=seed, parallel_tool_calls=False, temperature=1)
+        answer = flat.chat(ASK, tools=[TOOLS[1]], tool_choice=choice, seed=seed, parallel_tool_calls=False)
         (call,) = answer.tool_calls
         assert answer == "" and answer.finish_reason is FinishReason.TOOL_CALLS
         jsonschema.validate(call.parsed(), ADD["parameters"])
@@ -117,38 +120,45 @@ def test_a_call_that_begins_is_held_to_its_tool(tmp_path: Path) -> None:
     model = write_forced(tmp_path / "m.gguf", pieces, n_vocab=640).path
     with LLM(model, **OPEN, chat_template=QWEN.replace("assistant\n", "assistant ")) as llm:
         bias = {ord(char): 5 for char in '"}1,: 2'}
-        answer = llm.chat(ASK, tools=[TOOLS[1]], temperature=0, logit_bias=bias, max_tokens=300)
+        answer = llm.chat(ASK, tools=[TOOLS[1]], temperature=0, logit_bias=bias, parallel_tool_calls=False)
     assert answer == "Well," and [call.name for call in answer.tool_calls] == ["add"]
 
 
 def test_response_format_holds_the_content(flat: LLM) -> None:
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": OK}}
     answer = flat.chat(ASK, response_format=wanted, seed=1)
-    jsonschema.validate(json.loads(answer), schema)
-    jsonschema.validate(json.loads(flat.chat(ASK, json_schema=schema, seed=2)), schema)
+    jsonschema.validate(json.loads(answer), OK)
+    jsonschema.validate(json.loads(flat.chat(ASK, json_schema=OK, seed=2)), OK)
     with pytest.raises(RequestError, match="one of them only"):
-        flat.chat(ASK, response_format=wanted, json_schema=schema)
+        flat.chat(ASK, response_format=wanted, json_schema=OK)
 
 
 def test_reasoning_comes_before_a_schema(forced: Callable[..., Path]) -> None:
-    schema = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False}
+    schema = OK | {"properties": {"ok": {"const": True}}}
     with LLM(forced('Hm, <b>.</think>{"ok": true}'), **OPEN, chat_template=THINKING) as llm:
         answer = llm.chat(ASK, json_schema=schema, temperature=0)
     assert (answer.reasoning, json.loads(answer)) == ("Hm, <b>.", {"ok": True})
 
 
 def test_tools_with_a_schema_give_a_call_or_schema_text(flat: LLM) -> None:
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
     kinds = set()
     for seed in range(12):
-        answer = flat.chat(ASK, tools=[TOOLS[1]], json_schema=schema, seed=seed, temperature=1, parallel_tool_calls=False)
+        answer = flat.chat(ASK, tools=[TOOLS[1]], json_schema=OK, seed=seed, parallel_tool_calls=False)
         if answer.tool_calls:
             jsonschema.validate(answer.tool_calls[0].parsed(), ADD["parameters"])
         else:
-            jsonschema.validate(json.loads(answer), schema)
+            jsonschema.validate(json.loads(answer), OK)
         kinds.add(bool(answer.tool_calls))
     assert kinds == {True, False}
+
+
+def test_a_tools_schema_that_is_none_matters_only_where_a_call_is_demanded(flat: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}]
+    assert flat.chat(ASK, tools=tools, max_tokens=3).finish_reason is FinishReason.LENGTH
+    with pytest.raises(RequestError, match=r"tools\[0\].function.parameters.*strin"):
+        flat.chat(ASK, tools=tools, tool_choice="required")
+    with pytest.raises(RequestError, match="json_schema.*not.*#/not"):
+        flat.chat(ASK, json_schema={"type": "object", "not": {}})
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ view
 """.split()
 
 ENGINE = """
-Completion ConfigError Delta EngineError EngineStatus FinishReason GenerationError LLM MissingTensor Model
-ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError SamplingParams SlotStatus Stats Stream
-Submission TemplateError TokenLogprob UnsupportedArchitecture UnsupportedTokenizer UnsupportedValue
+ChatFormat ChatPrompt Completion ConfigError Delta EngineError EngineStatus FinishReason GenerationError LLM
+MissingTensor Model ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError SamplingParams
+SlotStatus Stats Stream Submission TemplateError TokenLogprob ToolCall ToolCallDelta UnsupportedArchitecture
+UnsupportedTokenizer UnsupportedValue
 """.split()
 
 SERVER = ["ServerOptions", "StartError", "serve"]

@@ -1,0 +1,1 @@
+"""The formats in which families of models write reasoning and calls of tools."""

@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .calls import TaggedCalls
 from .json_text import pass_value
 from .lark import LarkText
 from .parser import CallReader
 from .reader import Malformed, Steps
+from .tagged_calls import TaggedCalls
 from .tools import Tool
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")

@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from .calls import CallStyle, JsonCalls, NamedCalls, TaggedCalls
+from .call_style import CallStyle
 from .channels import Channels
+from .json_calls import JsonCalls
 from .loose_calls import LooseCalls
+from .named_calls import NamedCalls
 from .nested_calls import NestedCalls
 from .parser import Layout
+from .tagged_calls import TaggedCalls
 
 HERMES = JsonCalls("<tool_call>", "</tool_call>", between="\n")
 _DSML = "｜DSML｜"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .calls import CallStyle
+from .call_style import CallStyle
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -44,8 +44,8 @@ class LarkText:
         return " ".join(parts) or '""'
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """JSON that a schema allows."""
-        return self.rule(json_rule(json.dumps(schema, ensure_ascii=False)))
+        """JSON that a schema allows, which is a tool's: words in it that cannot be enforced are passed over."""
+        return self.rule(json_rule(json.dumps(schema, ensure_ascii=False), is_lenient=True))
 
     def rule(self, definition: str) -> str:
         """A rule with this definition."""

@@ -53,8 +53,8 @@ class LooseCalls:
         if is_list:
             yield from r.take("]")
             yield from r.skip_space()
-        if (yield from r.has(1)):
-            yield from r.expect(self.end)
+        if not (yield from r.take_end(self.end)):
+            raise Malformed("expected the end of the calls")
 
     def _read_pairs(self, r: CallReader, close: str, depth: int) -> Steps[None]:
         r.arguments("{")

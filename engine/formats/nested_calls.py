@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .calls import as_json
 from .json_text import MAX_DEPTH, escaped
 from .lark import LarkText
 from .parser import CallReader
 from .reader import Malformed, Steps
+from .tagged_calls import as_json
 from .tools import Tool
 
 
@@ -34,7 +34,7 @@ class NestedCalls:
     def read(self, r: CallReader, start: str) -> Steps[None]:
         while True:
             yield from r.skip_space()
-            if not (yield from r.has(1)) or (yield from r.take(f"{self.mark}</tool_call>")):
+            if (yield from r.take_end(f"{self.mark}</tool_call>")):
                 return
             yield from r.expect(f'{self.mark}<invoke name="')
             name, _ = yield from r.until('">', limit=200)

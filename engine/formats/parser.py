@@ -19,7 +19,7 @@ from .reader import SPACE, Malformed, Reader, Steps, first_of
 from .tools import Tool, ToolCallDelta
 
 if TYPE_CHECKING:
-    from .calls import CallStyle
+    from .call_style import CallStyle
 
 _ID_CHARS = string.ascii_letters + string.digits
 N_ID_CHARS = 9  # what Mistral's templates ask for

@@ -58,6 +58,15 @@ class Reader:
             self.at += len(wanted)
         return is_there
 
+    def take_end(self, wanted: str) -> Steps[bool]:
+        """Move behind this mark, or behind as much of it as was written before the text broke off."""
+        if (yield from self.take(wanted)):
+            return True
+        if self.is_ended and wanted.startswith(self.text[self.at :]):
+            self.at = len(self.text)
+            return True
+        return False
+
     def expect(self, wanted: str) -> Steps[None]:
         """Move behind this text, which must be there."""
         if not (yield from self.take(wanted)):
