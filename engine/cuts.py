@@ -119,10 +119,10 @@ def tp_cuts(
         raise ConfigError("expert-split = 'experts'; the model has no experts, and 'inside' is the default")
     rows = list(rows)
     plan = _cut(hp, rows, types, shares, expert_split)
-    if not plan.idle:
+    obstacle = _obstacle(hp, plan)
+    if not obstacle:
         return plan
-    obstacle = _obstacle(plan)
-    if len(set(shares)) > 1:
+    if plan.idle and len(set(shares)) > 1:
         shown = ",".join(f"{share:g}" for share in shares)
         raise ConfigError(
             f"tensor-split = {shown}: {obstacle}; a larger share works, and 0 leaves the rank out"
@@ -142,12 +142,17 @@ def valid_degrees(
     for n in range(1, MAX_RANKS + 1):
         plan = _cut(hp, rows, types, (1.0,) * n, expert_split)
         fullest = max(plan.cut_bytes) * n / max(1, sum(plan.cut_bytes))
-        degrees.append(Degree(n, _obstacle(plan) if plan.idle else "", fullest, plan.notes))
+        degrees.append(Degree(n, _obstacle(hp, plan), fullest, plan.notes))
     return tuple(degrees)
 
 
-def _obstacle(plan: TensorPlan) -> str:
-    return f"rank {plan.idle[0]} would hold no heads and no feed-forward columns"
+def _obstacle(hp: HParams, plan: TensorPlan) -> str:
+    """Why the plan does not work, "" where it does."""
+    if plan.idle:
+        return f"rank {plan.idle[0]} would hold no heads and no feed-forward columns"
+    if hp.has_wide_qk_norm and sum(rank.n_head_kv for rank in plan.ranks) > hp.n_head_kv:
+        return f"K is normed over its {hp.n_head_kv} heads at once, and ranks with copies of one would count it twice"
+    return ""
 
 
 def _cut(
@@ -177,7 +182,8 @@ def _cut(
         for r, part in enumerate(slices[row.name]):
             if part is not None:
                 (whole_bytes if part is WHOLE else cut_bytes)[r] += part.n_bytes(row.shape, types[row.name])
-    n_reduces = 2 * hp.n_layer if sum(share > 0 for share in shares) > 1 else 0
+    n_sums = 3 if hp.has_wide_qk_norm else 2
+    n_reduces = n_sums * hp.n_layer if sum(share > 0 for share in shares) > 1 else 0
     return TensorPlan(ranks, ffn, slices, n_reduces, tuple(cut_bytes), tuple(whole_bytes), _notes(hp, ranks))
 
 
@@ -219,11 +225,11 @@ class _Cutter:
             case Cut.VOCAB:
                 return self._each(Axis.OUT, out, [[rank.vocab] for rank in self.ranks])
             case Cut.HEADS:
-                return self._each(Axis.OUT, out, self._head_spans(row.shape[out]))
+                return self._each(Axis.OUT, 0, self._head_spans(row.shape[0]))
             case Cut.HEADS_KV:
-                n = row.shape[out] // self.hp.n_head_kv
+                n = row.shape[0] // self.hp.n_head_kv
                 spans = [[(kv * n, kv * n + n) for kv in rank.kv_heads] for rank in self.ranks]
-                return self._each(Axis.OUT, out, spans)
+                return self._each(Axis.OUT, 0, spans)
             case Cut.HEADS_IN:
                 return self._each(Axis.IN, last, self._head_spans(row.shape[last]))
             case Cut.IN:

@@ -49,7 +49,7 @@ class Forward:
     from the rank before, one that is not the last hands it on. `is_mixed` says that ranks which cut
     layers among them compute with different kernels; `first_expert` is the number of this rank's first
     expert where whole experts are dealt. Inputs: tokens or embd, positions,
-    kv_rows (where K and V are written), mask and mask_swa [n_seq, 1, n_tokens, n_kv], out_rows
+    kv_rows (where K and V are written), mask and mask_swa [n_seq, 1, n_tokens, n_kv], temperature, out_rows
     (which tokens get logits).
     """
 
@@ -78,6 +78,7 @@ class Forward:
         self._used: dict[str, gg.Tensor] = {}
         self._masks: dict[str, gg.Tensor] = {}
         self._out_rows: gg.Tensor | None = None
+        self._temperature: gg.Tensor | None = None
         self.positions = graph.input("positions", (shape.n_rows,), "i32")
         self.kv_rows = graph.input("kv_rows", (shape.n_rows,), "i64")
 
@@ -127,6 +128,8 @@ class Forward:
         if self.maybe("output.weight") is None:
             return None  # another rank has the head
         logits = self.linear(self.norm(x, "output_norm"), "output")
+        if self.hp.logit_scale != 1.0:
+            logits = logits * self.hp.logit_scale
         cap = self.hp.final_softcap
         return gg.tanh(logits * (1.0 / cap)) * cap if cap else logits
 
@@ -140,20 +143,33 @@ class Forward:
             self._masks[name] = self.graph.let_move(mask, 3)
         return self._masks[name]
 
-    def norm(self, x: gg.Tensor, name: str) -> gg.Tensor:
-        """RMS norm with its weight."""
-        return gg.rms_norm(x, self.hp.norm_eps) * self.weight(f"{name}.weight")
+    def temperature(self) -> gg.Tensor:
+        """What the queries of each token are multiplied by, [n_rows, 1, 1]."""
+        if self._temperature is None:
+            self._temperature = self.graph.input("temperature", (self.shape.n_rows, 1, 1))
+        return self._temperature
 
-    def linear(self, x: gg.Tensor, name: str) -> gg.Tensor:
-        """Multiply by a projection and add its bias where the file has one."""
-        y = gg.mul_mat(self.weight(f"{name}.weight"), x)
+    def norm(self, x: gg.Tensor, name: str, eps: float | None = None) -> gg.Tensor:
+        """The model's kind of norm with its weight, and its bias where the file has one."""
+        normed = (gg.norm if self.hp.is_layer_norm else gg.rms_norm)(x, self.hp.norm_eps if eps is None else eps)
+        return self._with_bias(normed * self.weight(f"{name}.weight"), name)
+
+    def linear(self, x: gg.Tensor, name: str, *, f32: bool = False) -> gg.Tensor:
+        """Multiply by a projection and add its bias where the file has one; `f32` asks for float32 accumulation."""
+        return self._with_bias(gg.mul_mat(self.weight(f"{name}.weight"), x, f32=f32), name)
+
+    def _with_bias(self, x: gg.Tensor, name: str) -> gg.Tensor:
         bias = self.maybe(f"{name}.bias")
-        return y if bias is None else y + bias
+        return x if bias is None else x + bias
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether ranks cut layers among them."""
+        return self.graph.n_ranks > 1 and not self._is_split_by_layer
 
     def reduce(self, x: gg.Tensor) -> gg.Tensor:
         """The sum of this node over the ranks that cut a layer among them."""
-        is_cut = self.graph.n_ranks > 1 and not self._is_split_by_layer
-        return self.graph.all_reduce(x) if is_cut else x
+        return self.graph.all_reduce(x) if self.is_cut else x
 
     def nothing(self, x: gg.Tensor) -> gg.Tensor:
         """The contribution to a sum of a rank that holds no part of a layer."""

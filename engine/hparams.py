@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ MAX_INT = 2**31 - 1  # ggml's sizes of heads and its positions are 32-bit
 MAX_FLOAT = float(np.finfo(np.float32).max)
 ABOVE_0 = float(np.finfo(np.float32).tiny)
 MAX_LAYERS = 4096
+GATING = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # GGUF's numbers
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,39 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Temperature:
+    """Queries grow with their position: times 1 + scale * ln(1 + floor((position + offset) / length))."""
+
+    scale: float
+    length: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a token's experts are chosen and weighed.
+
+    `kind` makes probabilities of the router's logits: "softmax", "sigmoid", or "chosen", a softmax over the
+    chosen ones alone. With groups, experts come from the `n_group_used` best of `n_group` equal groups only.
+    `normalise` makes the weights of the chosen ones sum to one. `weighs_inputs`: weights are for the experts'
+    inputs, not their outputs.
+    """
+
+    kind: str = "softmax"
+    normalise: bool = True
+    n_group: int = 1
+    n_group_used: int = 1
+    weighs_inputs: bool = False
+
+
+@dataclass(frozen=True)
 class HParams:
-    """A model's numbers. `is_swa[i]` says whether layer i sees only the last `n_swa` positions."""
+    """A model's numbers.
+
+    `is_swa[i]` says whether layer i sees only the last `n_swa` positions, or with `is_chunked` those of its own
+    stretch of `n_swa`. Tuples that are empty hold for no layer, `has_rope` for all. Layers after the first
+    `n_layer` (`n_layer_nextn` of them) predict further tokens and are not used.
+    """
 
     arch: str
     n_layer: int
@@ -66,6 +98,26 @@ class HParams:
     expert_weights_scale: float = 1.0
     embedding_scale: float = 1.0
     final_softcap: float = 0.0
+    n_layer_nextn: int = 0
+    is_layer_norm: bool = False
+    is_chunked: bool = False
+    has_rope: tuple[bool, ...] = ()
+    has_wide_qk_norm: bool = False
+    attn_softcap: float = 0.0
+    temperature: Temperature | None = None
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    router: Router = Router()
+    n_ff_shexp: int = 0
+    is_dense: tuple[bool, ...] = ()
+
+    def has_experts(self, i: int) -> bool:
+        """Whether the feed-forward of layer i is one of experts."""
+        return self.n_expert > 0 and not (self.is_dense and self.is_dense[i])
+
+    def is_rotary(self, i: int) -> bool:
+        """Whether layer i turns its heads by position."""
+        return not self.has_rope or self.has_rope[i]
 
 
 class Keys:
@@ -135,11 +187,16 @@ def _shown(value: Any) -> str:
 
 
 def rope_from(keys: Keys, head_dim: int, *, neox: bool) -> Rope:
-    """Read RoPE and its scaling (none, linear, yarn). Raises ModelError for values that make no sense."""
+    """Read RoPE and its scaling (none, linear, yarn, longrope). Raises ModelError for values that make no sense."""
     kind = keys.get("rope.scaling.type", "linear")
-    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn"):
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedValue(
-            f"{keys.arch}.rope.scaling.type = {_shown(kind)}; none, linear and yarn are supported"
+            f"{keys.arch}.rope.scaling.type = {_shown(kind)}; none, linear, yarn and longrope are supported"
+        )
+    sections = keys.get("rope.dimension_sections")
+    if sections is not None and np.any(np.asarray(sections)):
+        raise UnsupportedValue(
+            f"{keys.arch}.rope.dimension_sections = {_shown(sections)}; files without sections are supported"
         )
     n_dims = keys.integer("rope.dimension_count", 2, head_dim, head_dim)
     if n_dims % 2:
@@ -169,10 +226,13 @@ def rope_from(keys: Keys, head_dim: int, *, neox: bool) -> Rope:
     )
 
 
-def read_hparams(metadata: Mapping[str, Any], arch: str, *, n_vocab: int, neox: bool) -> HParams:
+def read_hparams(
+    metadata: Mapping[str, Any], arch: str, *, n_vocab: int, neox: bool, is_layer_norm: bool = False
+) -> HParams:
     """Read the numbers that all families share.
 
-    `n_vocab` is the number of rows of the token embedding, which may exceed the tokenizer's list.
+    `n_vocab` is the number of rows of the token embedding, which may exceed the tokenizer's list. `is_layer_norm`:
+    norms subtract the mean too, and have an epsilon of their own.
     Raises ModelError for a key that is missing or makes no sense.
     """
     keys = Keys(metadata, arch)
@@ -182,7 +242,9 @@ def read_hparams(metadata: Mapping[str, Any], arch: str, *, n_vocab: int, neox: 
     if n_head % n_head_kv:
         raise keys.refused("attention.head_count_kv", n_head_kv, f"a divisor of head_count = {n_head}")
     head_dim = keys.integer("attention.key_length", 1, default=n_embd // n_head)
-    n_layer = keys.integer("block_count", 1, MAX_LAYERS)
+    n_layer_all = keys.integer("block_count", 1, MAX_LAYERS)
+    n_layer_nextn = keys.integer("nextn_predict_layers", 0, n_layer_all - 1, default=0)
+    n_layer = n_layer_all - n_layer_nextn
     n_expert = keys.integer("expert_count", 0, default=0)
     n_expert_used = keys.integer("expert_used_count", 1, n_expert) if n_expert else 0
     n_ff_exp = keys.integer("expert_feed_forward_length", 0, default=0, by_layer=True)
@@ -202,7 +264,9 @@ def read_hparams(metadata: Mapping[str, Any], arch: str, *, n_vocab: int, neox: 
         head_dim=head_dim,
         head_dim_v=keys.integer("attention.value_length", 1, default=n_embd // n_head),
         n_ff=n_ff,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", 0.0, default=1e-5),
+        norm_eps=keys.number(
+            f"attention.layer_norm_{'' if is_layer_norm else 'rms_'}epsilon", 0.0, default=1e-5
+        ),
         rope=rope,
         rope_swa=rope,
         attn_scale=keys.number("attention.scale", 0.0, default=0.0) or head_dim**-0.5,
@@ -210,5 +274,64 @@ def read_hparams(metadata: Mapping[str, Any], arch: str, *, n_vocab: int, neox: 
         n_expert=n_expert,
         n_expert_used=n_expert_used,
         n_ff_exp=n_ff_exp or n_ff,
+        n_layer_nextn=n_layer_nextn,
+        is_layer_norm=is_layer_norm,
         expert_weights_scale=keys.number("expert_weights_scale", 0.0, default=0.0) or 1.0,
     )
+
+
+def windowed_layers(keys: Keys, hp: HParams, period: int) -> tuple[bool, ...]:
+    """Which layers have a window: as the file lists, or all but the last of every `period`, which it may change."""
+    key, n_layer = "attention.sliding_window_pattern", hp.n_layer
+    pattern = keys.get(key, period)
+    if isinstance(pattern, (list, np.ndarray)):
+        listed = np.asarray(pattern)
+        if listed.shape not in ((n_layer,), (n_layer + hp.n_layer_nextn,)) or not np.isin(listed, (0, 1)).all():
+            raise keys.refused(key, pattern, f"a whole number or {n_layer} truth values, one a layer")
+        return tuple(listed.astype(bool).tolist()[:n_layer])
+    period = keys.integer(key, 0, default=period)
+    return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
+
+
+def read_router(keys: Keys, n_expert: int, *, kind: str = "softmax", normalise: bool | None = None) -> Router:
+    """Read how experts are chosen; `normalise` None has the file say.
+
+    Raises UnsupportedValue for a kind of router that is not known, ModelError for groups that make no sense.
+    """
+    given = keys.integer("expert_gating_func", 0, default=0)
+    if given:
+        if given not in GATING:
+            known = ", ".join(f"{n} ({name})" for n, name in GATING.items())
+            raise UnsupportedValue(f"{keys.arch}.expert_gating_func = {given}; {known} are supported")
+        kind = GATING[given]
+    if normalise is None:
+        normalise = bool(keys.get("expert_weights_norm", False))
+    n_group = keys.integer("expert_group_count", 0, max(1, n_expert - 1), default=0)
+    if n_group <= 1:
+        return Router(kind, normalise)
+    if n_expert % n_group or n_expert // n_group < 2:
+        raise keys.refused("expert_group_count", n_group, f"a divisor of expert_count = {n_expert} with quotient 2 or more")
+    return Router(kind, normalise, n_group, keys.integer("expert_group_used_count", 1, n_group))
+
+
+def with_windows(
+    hp: HParams,
+    keys: Keys,
+    *,
+    period: int,
+    n_swa: int = 0,
+    freq_base: float | None = None,
+    is_scaled: bool = True,
+) -> HParams:
+    """Sliding windows in all but the last of every `period` layers, where the file has a window or `n_swa` is one.
+
+    Layers with a window turn by a base of their own if the file or `freq_base` has one, and with `is_scaled` stretch
+    positions as the others do.
+    """
+    n_swa = keys.integer("attention.sliding_window", 0, default=n_swa)
+    base = keys.number("rope.freq_base_swa", ABOVE_0, default=freq_base or hp.rope.freq_base)
+    local = replace(hp.rope, freq_base=base)
+    if not is_scaled:
+        local = replace(local, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    is_swa = windowed_layers(keys, hp, period)
+    return replace(hp, n_swa=n_swa, is_swa=is_swa if n_swa else (False,) * hp.n_layer, rope_swa=local)

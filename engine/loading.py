@@ -141,7 +141,7 @@ class LoadedModel:
 def model_facts(model: Model) -> ModelFacts:
     """The model as the planner sees it."""
     found = model.weights
-    is_tied = any(f.row.name != f.tensor.name for f in found)
+    is_tied = any(f.is_tied_head for f in found)
     return ModelFacts(model.hparams, [f.row for f in found], {f.row.name: f.tensor.type for f in found}, is_tied)
 
 

@@ -53,7 +53,7 @@ class Plan:
         self.shape = shape
         self.slot0, self.n_kv = shape.slot0, shape.n_kv
         self.feeds: dict[str, np.ndarray] = {}
-        self._n_swa = hp.n_swa
+        self._hp = hp
         self._cache = ranks.cache
         self._last: list[tuple[int, int] | None] = [None] * shape.n_seq
         self.graphs: list[gg.RankGraph] = []
@@ -83,7 +83,7 @@ class Plan:
         hp: HParams,
         forward: Callable[[Forward], gg.Tensor | None],
     ) -> gg.RankGraph:
-        max_nodes = 128 + hp.n_layer * (72 + 2 * hp.n_expert_used)
+        max_nodes = 128 + hp.n_layer * (128 + 2 * hp.n_expert_used)
         graph = gg.RankGraph(
             rank.backend,
             number,
@@ -211,6 +211,8 @@ class Plan:
             feeds["embd"][:] = embed(tokens.reshape(-1))
         feeds["positions"][:] = positions.reshape(-1)
         feeds["kv_rows"][:] = rows.reshape(-1)
+        if "temperature" in feeds:
+            feeds["temperature"][:] = temperatures(self._hp, positions).reshape(-1, 1, 1)
         if "out_rows" in feeds:
             feeds["out_rows"][:] = out_rows
 
@@ -219,16 +221,18 @@ class Plan:
         if self._last[r] == (start, n) and n == 0:
             return
         follows = n == 1 and self._last[r] == (start - 1, 1) and self.shape.n_tokens == 1
-        for name, window in (("mask", 0), ("mask_swa", self._n_swa)):
+        for name, window in (("mask", 0), ("mask_swa", self._hp.n_swa)):
             if name not in self.feeds:
                 continue
             mask = self.feeds[name][r, 0]
             if follows:
                 mask[0, start] = 0
-                if window and start >= window:
+                if self._hp.is_chunked:
+                    mask[0, : start // window * window if window else 0] = _HIDDEN
+                elif window and start >= window:
                     mask[0, start - window] = _HIDDEN
             else:
-                fill_mask(mask, start, n, window)
+                fill_mask(mask, start, n, window, is_chunked=self._hp.is_chunked)
         self._last[r] = (start, n)
 
     def close(self) -> None:
@@ -237,17 +241,29 @@ class Plan:
             graph.close()
 
 
-def fill_mask(mask: np.ndarray, start: int, n: int, window: int) -> None:
+def temperatures(hp: HParams, positions: np.ndarray) -> np.ndarray:
+    """What queries at these positions are multiplied by, float32 of the same shape."""
+    t = hp.temperature
+    assert t is not None, "only families with a temperature ask for it"
+    steps = np.floor((positions.astype(np.float32) + np.float32(t.offset)) / np.float32(t.length))
+    return (np.log(steps + 1.0) * t.scale + 1.0).astype(np.float32)
+
+
+def fill_mask(mask: np.ndarray, start: int, n: int, window: int, *, is_chunked: bool = False) -> None:
     """Write 0 where token i may see position j and -inf elsewhere.
 
     Token i stands at position start + i and sees j <= start + i, and with a window only the last
-    `window` of those. Rows beyond n are padding. Shapes: mask [n_tokens, n_kv].
+    `window` of those, or with `is_chunked` those of its own stretch of `window` positions. Rows
+    beyond n are padding. Shapes: mask [n_tokens, n_kv].
     """
     mask[:] = _HIDDEN
     mask[n:, 0] = 0
     if n == 0:
         return
-    first = max(0, start - window + 1) if window else 0
+    if window and is_chunked:
+        first = start // window * window
+    else:
+        first = max(0, start - window + 1) if window else 0
     if not window:
         mask[:n, :start] = 0
         own = mask[:n, start : start + n]
@@ -255,4 +271,5 @@ def fill_mask(mask: np.ndarray, start: int, n: int, window: int) -> None:
         return
     positions = np.arange(start, start + n)[:, None]
     seen = np.arange(first, start + n)[None, :]
-    mask[:n, first : start + n][(seen <= positions) & (seen > positions - window)] = 0
+    oldest = positions // window * window if is_chunked else positions - window + 1
+    mask[:n, first : start + n][(seen <= positions) & (seen >= oldest)] = 0

@@ -19,17 +19,32 @@ from .cuts import WHOLE, Slice, TensorPlan
 from .errors import MissingTensor, ModelError
 from .hparams import HParams
 from .models.family import Family
-from .weight_table import Use, Weight
+from .weight_table import Cut, Source, Use, Weight
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class Found:
-    """A row of the table with its tensor in the file."""
+    """A row of the table with its tensor in the file, of which it is all, or as many rows as it has from `start` on."""
 
     row: Weight
     tensor: gg.GGUFTensor
+    start: int = 0
+
+    @property
+    def is_tied_head(self) -> bool:
+        """Whether it is a head that the embedding stands in for."""
+        return self.row.cut is Cut.VOCAB and self.row.name != self.tensor.name
+
+    @property
+    def data(self) -> np.ndarray:
+        """Its bytes as they lie in the mapped file."""
+        whole = self.tensor.data
+        if tuple(self.tensor.shape) == self.row.shape:
+            return whole
+        row_bytes = self.tensor.n_bytes // self.tensor.shape[0]
+        return whole[self.start * row_bytes : (self.start + self.row.shape[0]) * row_bytes]
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class Part:
 
     def data(self) -> np.ndarray:
         """The part's bytes; a view of the mapped file where they lie together there."""
-        return self.slice.of(self.found.tensor.data, self.found.row.shape, self.kind)
+        return self.slice.of(self.found.data, self.found.row.shape, self.kind)
 
 
 def whole_parts(found: Iterable[Found]) -> list[Part]:
@@ -100,27 +115,45 @@ def find_weights(file: gg.GGUF, family: Family, hp: HParams) -> list[Found]:
     """
     found, known = [], set()
     for row in family.table(hp):
-        name = row.name if row.name in file.tensors else row.source
-        if name is None or name not in file.tensors:
+        match = _match(file, row)
+        if match is None:
             if row.optional:
                 continue
             raise MissingTensor(
                 f"{file.path}: the tensor {row.name} is missing; {family.arch} models need it"
             )
-        tensor = file.tensors[name]
-        if tuple(tensor.shape) != row.shape:
-            raise ModelError(
-                f"{file.path}: {name} has shape {tuple(tensor.shape)}; by the metadata it must be {row.shape}"
-            )
-        known.add(name)
-        found.append(Found(row, tensor))
-    unknown = [n for n in file.tensors if n not in known and not n.endswith(family.unused)]
+        known.add(match.tensor.name)
+        found.append(match)
+    unknown = [n for n in file.tensors if n not in known and not _is_unused(n, family, hp)]
     if unknown:
         raise ModelError(
             f"{file.path}: {len(unknown)} tensors that {family.arch} does not use, {unknown[0]} first; "
             "the file is of another family or of a newer version of it"
         )
     return found
+
+
+def _match(file: gg.GGUF, row: Weight) -> Found | None:
+    """The first of a row's places that the file has. Raises ModelError where only a tensor of another shape is there."""
+    sources = [Source(row.name, row.shape)] + ([row.source] if row.source else [])
+    present = [source for source in sources if source.name in file.tensors]
+    for source in present:
+        tensor = file.tensors[source.name]
+        if tuple(tensor.shape) == source.shape:
+            return Found(row, tensor, source.start)
+    if present:
+        name = present[0].name
+        raise ModelError(
+            f"{file.path}: {name} has shape {tuple(file.tensors[name].shape)}; "
+            f"by the metadata it must be {present[0].shape}"
+        )
+    return None
+
+
+def _is_unused(name: str, family: Family, hp: HParams) -> bool:
+    """Whether files carry the tensor and inference does not need it."""
+    later = range(hp.n_layer, hp.n_layer + hp.n_layer_nextn)
+    return name.endswith(family.unused) or any(name.startswith(f"blk.{i}.") for i in later)
 
 
 class Weights(Mapping[str, gg.Tensor]):
@@ -186,7 +219,7 @@ class Weights(Mapping[str, gg.Tensor]):
             return False
         self._buffers.append(buffer)
         self._tensors[part.name] = buffer[part.name]
-        if part.found.row.name == part.found.tensor.name:  # a tied head is the embedding's memory again
+        if not part.found.is_tied_head:  # which is the embedding's memory again
             self.mapped_bytes += part.n_bytes
         return True
 

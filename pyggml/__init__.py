@@ -59,10 +59,11 @@ from .ops import (
     sub,
     sum_rows,
     swiglu,
+    swiglu_oai,
     tanh,
     top_k,
 )
-from .products import hadamard, mul_mat, mul_mat_id
+from .products import add_id, hadamard, mul_mat, mul_mat_id
 from .profile import KernelTrace, Work
 from .rows import get_rows, set_rows
 from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
@@ -99,6 +100,7 @@ __all__ = [
     "Tensor",
     "Work",
     "add",
+    "add_id",
     "argmax",
     "cast",
     "chosen_candidates",
@@ -146,6 +148,7 @@ __all__ = [
     "sub",
     "sum_rows",
     "swiglu",
+    "swiglu_oai",
     "tanh",
     "top_candidates",
     "top_k",

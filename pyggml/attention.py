@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from ._ffi import lib
-from .operands import ne_of, need, need_contiguous, need_rows, need_size, need_type, node
+from .operands import graph_of, ne_of, need, need_contiguous, need_rows, need_size, need_type, node
 from .shapes import concat
 from .tensor import MATRIX_TYPES, Tensor
 
 
-def soft_max(x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0, max_bias: float = 0.0) -> Tensor:
+def soft_max(
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    max_bias: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """softmax(x * scale + mask) over the last dimension of a float32 tensor.
 
     Shapes: x [..., n, k], mask float32 or float16 [..., n or more, k], outer dimensions repeated. `max_bias` > 0 scales
-    the mask by head (ALiBi).
+    the mask by head (ALiBi). `sinks` float32 [n_head] has one more score for each head of x [..., n_head, n, k], which
+    takes its part of the sum and gives nothing.
     """
     need_type("soft_max", x, ("f32",))
     need_contiguous("soft_max", x)
@@ -29,7 +37,24 @@ def soft_max(x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0, max_b
             mask,
             because="the mask does not cover it",
         )
-    return node(lib.ggml_soft_max_ext, x.ndim, x, mask, scale, max_bias)
+    weights = node(lib.ggml_soft_max_ext, x.ndim, x, mask, scale, max_bias)
+    if sinks is not None:
+        _need_sinks("soft_max", x, sinks)
+        lib.ggml_soft_max_add_sinks(weights.handle, sinks.handle)
+    return weights
+
+
+def _need_sinks(op: str, x: Tensor, sinks: Tensor) -> None:
+    graph_of(x, sinks)
+    need_type(op, sinks, ("f32",))
+    need_contiguous(op, sinks)
+    need(
+        sinks.ndim == 1 and ne_of(sinks)[0] == ne_of(x)[2],
+        op,
+        x,
+        sinks,
+        because="one sink for each head is needed",
+    )
 
 
 def rope(
@@ -111,12 +136,13 @@ def flash_attn(
     scale: float,
     max_bias: float = 0.0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in one operation, accumulated in float32 where the device can.
 
     Shapes: q float32 [n_seq, n_head, n, d], k [n_seq, n_head_kv, n_kv, d], v [n_seq, n_head_kv, n_kv, dv],
-    mask float16 [n_seq or 1, 1, n, n_kv] -> [n_seq, n, n_head, dv]. Not every device takes every
-    shape: ask `backend.supports(node)`.
+    mask float16 [n_seq or 1, 1, n, n_kv], sinks float32 [n_head] (see soft_max) -> [n_seq, n, n_head, dv]. Not every
+    device takes every shape: ask `backend.supports(node)`.
     """
     a, b, c = ne_of(q), ne_of(k), ne_of(v)
     need_type("flash_attn", q, ("f32",))
@@ -149,4 +175,7 @@ def flash_attn(
         )
     attended = node(lib.ggml_flash_attn_ext, 4, q, k, v, mask, scale, max_bias, softcap)
     lib.ggml_prec_set_acc(attended.handle, lib.GGML_PREC_F32)
+    if sinks is not None:
+        _need_sinks("flash_attn", q, sinks)
+        lib.ggml_flash_attn_ext_add_sinks(attended.handle, sinks.handle)
     return attended

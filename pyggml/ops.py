@@ -165,7 +165,7 @@ def clamp(x: Tensor, low: float, high: float) -> Tensor:
     return node(lib.ggml_clamp, x.ndim, x if x.is_contiguous and has_even_rows(x) else cont(x), low, high)
 
 
-def _glu(name: str, function: Any, gate: Tensor, up: Tensor) -> Tensor:
+def _glu(name: str, function: Any, gate: Tensor, up: Tensor, *numbers: float) -> Tensor:
     need(
         gate.shape == up.shape and gate.dtype == up.dtype,
         name,
@@ -175,7 +175,7 @@ def _glu(name: str, function: Any, gate: Tensor, up: Tensor) -> Tensor:
     )
     need_type(name, gate, FLOATS)
     need_even_rows(name, gate, up)
-    return node(function, gate.ndim, gate, up)
+    return node(function, gate.ndim, gate, up, *numbers)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -186,6 +186,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up."""
     return _glu("geglu", lib.ggml_geglu_split, gate, up)
+
+
+def swiglu_oai(gate: Tensor, up: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up within it (gpt-oss)."""
+    return _glu("swiglu_oai", lib.ggml_swiglu_oai, gate, up, alpha, limit)
 
 
 def _normed(name: str, function: Any, x: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Matrix products: plain, by chosen experts, and the Hadamard rotation."""
+"""Matrix products: plain, by chosen experts with their biases, and the Hadamard rotation."""
 
 from __future__ import annotations
 
@@ -97,3 +97,26 @@ def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
     need_size("mul_mat_id", (e[1], i[0], b[2]), experts, x, ids)
     ids = bounded("mul_mat_id", ids, e[2], experts)
     return node(lib.ggml_mul_mat_id, 3, experts, x, ids)
+
+
+def add_id(x: Tensor, biases: Tensor, ids: Tensor) -> Tensor:
+    """Add to each token's results the biases of its chosen experts.
+
+    Shapes: x float32 [n_tokens, n_used, n], biases float32 [n_expert, n], ids int32 [n_tokens, n_used] -> the shape of
+    x. Ids are limited as those of mul_mat_id.
+    """
+    a, b, i = ne_of(x), ne_of(biases), ne_of(ids)
+    need_type("add_id", x, ("f32",))
+    need_type("add_id", biases, ("f32",))
+    need_type("add_id", ids, ("i32",))
+    need_rows("add_id", x, biases, ids)
+    need(
+        a[0] == b[0] and a[1:3] == i[:2] and a[3] == b[2] == b[3] == i[2] == i[3] == 1,
+        "add_id",
+        x,
+        biases,
+        ids,
+        because="tokens, ids or lengths do not match",
+    )
+    ids = bounded("add_id", ids, b[1], biases)
+    return node(lib.ggml_add_id, 3, x, biases, ids)

@@ -1,55 +1,96 @@
 """Attention with grouped heads over the KV cache, with or without a sliding window.
 
-Optional parts (biases, norms of Q and K) are there when their weights are. Flash attention is used
+Optional parts (biases, norms of Q and K, sinks, a gate) are there when their weights are. Flash attention is used
 where the device can run it for these shapes and the cache is not float32; otherwise the same is
 computed in three steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyggml as gg
 
 from ..forward import Forward
 
+# Norms and turns the heads of Q and K of a layer, each [n_rows, n_head on this rank, head_dim].
+Placing = Callable[[Forward, int, gg.Tensor, gg.Tensor], tuple[gg.Tensor, gg.Tensor]]
 
-def attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
+
+def norm_then_rope(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
+    """Norm Q and K where the file says so, then turn them by position."""
+    return rotate_heads(f, i, *norm_heads(f, i, q, k))
+
+
+def rope_then_norm(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
+    """Turn Q and K by position, then norm them."""
+    return norm_heads(f, i, *rotate_heads(f, i, q, k))
+
+
+def attention(f: Forward, i: int, x: gg.Tensor, *, place: Placing = norm_then_rope) -> gg.Tensor | None:
     """Attend from the normed input of layer i.
 
     Shapes: x [n_rows, n_embd] -> [n_rows, n_embd], reduced over ranks. In the last layer of a plan
     that wants no logits only K and V are written and None is returned.
     """
     hp, b = f.hp, f"blk.{i}."
-    swa = hp.is_swa[i]
-    only_writes = f.shape.n_out == 0 and i == hp.n_layer - 1
     if f.maybe(b + "attn_q.weight") is None:
-        return None if only_writes else f.nothing(x)
-    q = _heads(f, x, b + "attn_q", hp.head_dim)
-    k = _heads(f, x, b + "attn_k", hp.head_dim)
+        if hp.has_wide_qk_norm:
+            f.reduce(x[:, :2].cont() * 0.0)
+        return None if only_writes(f, i) else f.nothing(x)
+    q = f.linear(x, b + "attn_q").reshape(f.shape.n_rows, -1, hp.head_dim)
+    k = f.linear(x, b + "attn_k").reshape(f.shape.n_rows, -1, hp.head_dim)
     v = f.linear(x, b + "attn_v")
-    q, k = _rotate(f, q, swa), _rotate(f, k, swa)
-    q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)
-    k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
-    v_table = gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
-    if only_writes:
-        f.graph.do(k_table)
-        f.graph.do(v_table)
+    seen = attend_cached(f, i, *place(f, i, q, k), v)
+    if seen is None:
         return None
-    q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
-    seen = attend(
-        f, q, _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v), f.mask(swa), hp.attn_scale
-    )
-    seen = _turn(f, seen, f.cache.turn_v)
+    if f.maybe(b + "attn_gate.weight") is not None:
+        seen = seen * gg.sigmoid(f.linear(x, b + "attn_gate"))
     return f.reduce(f.linear(seen, b + "attn_output"))
 
 
-def _heads(f: Forward, x: gg.Tensor, name: str, head_dim: int) -> gg.Tensor:
-    """Project to heads, [n_rows, n_head on this rank, head_dim], normed where the file says so."""
-    heads = f.linear(x, name).reshape(f.shape.n_rows, -1, head_dim)
-    return f.norm(heads, f"{name}_norm") if f.maybe(f"{name}_norm.weight") is not None else heads
+def only_writes(f: Forward, i: int) -> bool:
+    """Whether nothing but K and V of this layer is wanted."""
+    return f.shape.n_out == 0 and i == f.hp.n_layer - 1
 
 
-def _rotate(f: Forward, heads: gg.Tensor, swa: bool) -> gg.Tensor:
-    rope = f.hp.rope_swa if swa else f.hp.rope
+def norm_heads(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
+    """Norm each head, or all heads of a token together where hp says so; without weights, not at all."""
+    b = f"blk.{i}."
+    if f.hp.has_wide_qk_norm:
+        return _norm_wide(f, b, q, k)
+    if f.maybe(b + "attn_q_norm.weight") is not None:
+        q = f.norm(q, b + "attn_q_norm")
+    if f.maybe(b + "attn_k_norm.weight") is not None:
+        k = f.norm(k, b + "attn_k_norm")
+    return q, k
+
+
+def _norm_wide(f: Forward, b: str, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
+    """RMS norm over the heads of all ranks."""
+    hp, shapes = f.hp, (q.shape, k.shape)
+    q, k = (x.reshape(f.shape.n_rows, -1) for x in (q, k))
+    if not f.is_cut:
+        q, k = f.norm(q, b + "attn_q_norm"), f.norm(k, b + "attn_k_norm")
+    else:
+        squares = f.reduce(gg.concat(gg.sum_rows(gg.sqr(q)), gg.sum_rows(gg.sqr(k)), -1))
+        widths = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim)
+        sizes = [gg.sqrt(squares[:, n : n + 1].cont() * (1.0 / width) + hp.norm_eps) for n, width in enumerate(widths)]
+        q = q / sizes[0] * f.weight(b + "attn_q_norm.weight")
+        k = k / sizes[1] * f.weight(b + "attn_k_norm.weight")
+    return q.reshape(*shapes[0]), k.reshape(*shapes[1])
+
+
+def rotate_heads(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
+    """Turn Q and K by position in layers that do so, and let Q grow with it where hp has a temperature."""
+    if f.hp.is_rotary(i):
+        q, k = rotate(f, i, q), rotate(f, i, k)
+    return (q if f.hp.temperature is None else q * f.temperature()), k
+
+
+def rotate(f: Forward, i: int, heads: gg.Tensor) -> gg.Tensor:
+    """Turn heads [n_rows, n_head, n] by position as layer i does."""
+    rope = f.hp.rope_swa if f.hp.is_swa[i] else f.hp.rope
     return gg.rope(
         heads,
         f.positions,
@@ -62,8 +103,35 @@ def _rotate(f: Forward, heads: gg.Tensor, swa: bool) -> gg.Tensor:
         attn_factor=rope.attn_factor,
         beta_fast=rope.beta_fast,
         beta_slow=rope.beta_slow,
-        freq_factors=f.maybe("rope_freqs.weight"),
+        freq_factors=_freq_factors(f),
     )
+
+
+def _freq_factors(f: Forward) -> gg.Tensor | None:
+    """Divisors of the frequencies: the file's only ones, or those for short or long contexts."""
+    is_long = f.cache.n_ctx > f.hp.rope.n_ctx_orig
+    either = f.maybe(f"rope_factors_{'long' if is_long else 'short'}.weight")
+    return either if either is not None else f.maybe("rope_freqs.weight")
+
+
+def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor) -> gg.Tensor | None:
+    """Write K and V of layer i into the cache and attend to what it holds; None where only the writing is wanted.
+
+    Shapes: q and k [n_rows, heads on this rank, head_dim], v [n_rows, heads * head_dim_v] -> [n_rows, n_head * head_dim_v].
+    """
+    hp = f.hp
+    q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)
+    k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
+    v_table = gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
+    if only_writes(f, i):
+        f.graph.do(k_table)
+        f.graph.do(v_table)
+        return None
+    q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
+    k, v = _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v)
+    sinks = f.maybe(f"blk.{i}.attn_sinks.weight")
+    seen = attend(f, q, k, v, f.mask(hp.is_swa[i]), hp.attn_scale, softcap=hp.attn_softcap, sinks=sinks)
+    return _turn(f, seen, f.cache.turn_v)
 
 
 def _turn(f: Forward, x: gg.Tensor, matrix: gg.Tensor | None) -> gg.Tensor:
@@ -82,19 +150,32 @@ def _window(f: Forward, table: gg.Tensor, head_dim: int) -> gg.Tensor:
     return f.graph.let_move(window, 1, step=slot).permute(0, 2, 1, 3)
 
 
-def attend(f: Forward, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor, mask: gg.Tensor, scale: float) -> gg.Tensor:
-    """softmax(q k^T * scale + mask) v.
+def attend(
+    f: Forward,
+    q: gg.Tensor,
+    k: gg.Tensor,
+    v: gg.Tensor,
+    mask: gg.Tensor,
+    scale: float,
+    *,
+    softcap: float = 0.0,
+    sinks: gg.Tensor | None = None,
+) -> gg.Tensor:
+    """softmax(q k^T * scale + mask) v; `softcap` bends the scaled scores by a tanh to at most that.
 
-    Shapes: q [n_seq, n_head, n_tokens, d], k and v [n_seq, n_head_kv, n_kv, d] ->
+    Shapes: q [n_seq, n_head, n_tokens, d], k and v [n_seq, n_head_kv, n_kv, d], sinks [n_head] ->
     [n_rows, n_head * d].
     """
     if k.dtype.name != "f32":
-        fused = gg.flash_attn(q, k, v, mask, scale=scale)
+        fused = gg.flash_attn(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if f.graph.backend.supports(fused):
             return fused.reshape(f.shape.n_rows, -1)
     # The product of K and Q passes float16's range in some models: accumulate in float32.
-    scores = gg.soft_max(gg.mul_mat(k, q, f32=True), mask, scale=scale)
+    scores = gg.mul_mat(k, q, f32=True)
+    if softcap:
+        scores, scale = gg.tanh(scores * (scale / softcap)) * softcap, 1.0
+    weights = gg.soft_max(scores, mask, scale=scale, sinks=sinks)
     if v.dtype.is_quantized:
         v = v.cast("f32")
-    seen = gg.mul_mat(v.T.cont(), scores)
+    seen = gg.mul_mat(v.T.cont(), weights)
     return seen.permute(0, 2, 1, 3).cont().reshape(f.shape.n_rows, -1)

@@ -122,7 +122,13 @@ def _obstacles(model: Model) -> tuple[list[str], list[str]]:
     except EngineError as error:
         return [str(error)], []
     tensors = model.file.tensors
-    lacking = [r.name for r in rows if not r.optional and r.name not in tensors and r.source not in tensors]
+    lacking = [
+        row.name
+        for row in rows
+        if not row.optional
+        and row.name not in tensors
+        and (row.source is None or row.source.name not in tensors)
+    ]
     obstacles = []
     if lacking:
         more = ", …" if len(lacking) > _MAX_SHOWN else ""

@@ -9,8 +9,11 @@ from typing import Any
 import pyggml as gg
 
 from ..forward import Forward
-from ..hparams import HParams
+from ..hparams import HParams, Keys, read_hparams
 from ..weight_table import Weight
+
+Read = Callable[[Mapping[str, Any], str, int], HParams]
+Change = Callable[[HParams, Keys], HParams]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,20 @@ class Family:
     """
 
     arch: str
-    hparams: Callable[[Mapping[str, Any], str, int], HParams]
+    hparams: Read
     table: Callable[[HParams], Iterable[Weight]]
     forward: Callable[[Forward], gg.Tensor | None]
     unused: tuple[str, ...] = ("attn_rot_embd.weight", "rope.freqs")
+
+
+def numbers(*changes: Change, neox: bool, is_layer_norm: bool = False) -> Read:
+    """A reader of what all families share, changed one step after another by what is special to one."""
+
+    def hparams(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:
+        hp = read_hparams(metadata, arch, n_vocab=n_vocab, neox=neox, is_layer_norm=is_layer_norm)
+        keys = Keys(metadata, arch)
+        for change in changes:
+            hp = change(hp, keys)
+        return hp
+
+    return hparams

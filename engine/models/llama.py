@@ -1,54 +1,71 @@
 """Llama and its close relatives: pre-norm, rotary attention, gated SiLU or experts.
 
 Llama 1 to 3.x, Mistral 7B and Mixtral (`llama`), Qwen 2 (biases on Q, K, V), Qwen 3 (norms on Q and
-K), Qwen 3 with experts. They differ by which optional weights are in the file and by the pairing of
-rotary dimensions.
+K), Qwen 3 with experts, Mistral 3 (queries that grow with the position), SmolLM 3 (every fourth layer without
+positions), Seed-OSS, InternLM 2, Phi 3 and 4 (Q, K, V in one tensor, gate and up too), Hunyuan (norms of Q and K
+after their rotation). They differ by which optional weights are in the file, by the pairing of
+rotary dimensions, and by the numbers below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import pyggml as gg
-
-from ..blocks.attention import attention
-from ..blocks.experts import experts
-from ..blocks.feed_forward import feed_forward
-from ..forward import Forward
-from ..hparams import HParams, read_hparams
+from ..blocks.attention import attention, rope_then_norm
+from ..blocks.layers import Norms, sequential
+from ..hparams import HParams, Keys, Temperature
 from ..weight_table import Weight, embedding_rows, layer_rows
-from .family import Family
+from .family import Family, numbers
 
 
-def table(hp: HParams) -> Iterator[Weight]:
+def table(hp: HParams, ffn_norm: str = "ffn_norm") -> Iterator[Weight]:
     """Every weight of the model."""
     yield from embedding_rows(hp)
     for i in range(hp.n_layer):
-        yield from layer_rows(hp, i)
+        yield from layer_rows(hp, i, ffn_norm=ffn_norm)
 
 
-def forward(f: Forward) -> gg.Tensor | None:
-    """Attend and feed forward layer by layer."""
-    x = f.enter()
-    for i in f.layers:
-        seen = attention(f, i, f.norm(x, f"blk.{i}.attn_norm"))
-        if seen is None:
-            return None
-        if i == f.hp.n_layer - 1:
-            seen, x = f.pick(seen), f.pick(x)
-        x = seen + x
-        hidden = f.norm(x, f"blk.{i}.ffn_norm")
-        x = (experts(f, i, hidden) if f.hp.n_expert else feed_forward(f, i, hidden)) + x
-    return f.leave(x)
+def _temperature(hp: HParams, keys: Keys) -> HParams:
+    scale = keys.number("attention.temperature_scale", 0.0, default=0.0)
+    return replace(hp, temperature=Temperature(scale, hp.rope.n_ctx_orig) if scale else None)
 
 
-def _hparams(metadata: Mapping[str, Any], arch: str, n_vocab: int, *, neox: bool) -> HParams:
-    return read_hparams(metadata, arch, n_vocab=n_vocab, neox=neox)
+def _every_fourth_without_positions(hp: HParams, keys: Keys) -> HParams:
+    return replace(hp, has_rope=tuple((i + 1) % 4 != 0 for i in range(hp.n_layer)))
 
+
+def _stretched_base(hp: HParams, keys: Keys) -> HParams:
+    """A longer context by a larger base (NTK)."""
+    alpha = keys.number("rope.scaling.alpha", 0.0, default=0.0)
+    if not alpha:
+        return hp
+    base = hp.rope.freq_base * alpha ** (hp.head_dim / (hp.head_dim - 2))
+    rope = replace(hp.rope, freq_base=base)
+    return replace(hp, rope=rope, rope_swa=rope)
+
+
+_NORM_BEFORE_FFN = "post_attention_norm"
+_hunyuan = partial(sequential, attend=partial(attention, place=rope_then_norm))
 
 FAMILIES = {
-    arch: Family(arch, partial(_hparams, neox=neox), table, forward)
-    for arch, neox in (("llama", False), ("qwen2", True), ("qwen3", True), ("qwen3moe", True))
+    family.arch: family
+    for family in (
+        Family("llama", numbers(neox=False), table, sequential),
+        Family("qwen2", numbers(neox=True), table, sequential),
+        Family("qwen3", numbers(neox=True), table, sequential),
+        Family("qwen3moe", numbers(neox=True), table, sequential),
+        Family("mistral3", numbers(_temperature, neox=False), table, sequential),
+        Family("smollm3", numbers(_every_fourth_without_positions, neox=False), table, sequential),
+        Family("internlm2", numbers(neox=False), table, sequential),
+        Family("phi3", numbers(neox=True), table, sequential),
+        Family("hunyuan-dense", numbers(_stretched_base, neox=True), table, _hunyuan),
+        Family(
+            "seed_oss",
+            numbers(neox=True),
+            partial(table, ffn_norm=_NORM_BEFORE_FFN),
+            partial(sequential, norms=Norms(feed_forward=_NORM_BEFORE_FFN)),
+        ),
+    )
 }
