@@ -151,7 +151,9 @@ class Forward:
 
     def norm(self, x: gg.Tensor, name: str, eps: float | None = None) -> gg.Tensor:
         """The model's kind of norm with its weight, and its bias where the file has one."""
-        normed = (gg.norm if self.hp.is_layer_norm else gg.rms_norm)(x, self.hp.norm_eps if eps is None else eps)
+        normed = (gg.norm if self.hp.is_layer_norm else gg.rms_norm)(
+            x, self.hp.norm_eps if eps is None else eps
+        )
         return self._with_bias(normed * self.weight(f"{name}.weight"), name)
 
     def linear(self, x: gg.Tensor, name: str, *, f32: bool = False) -> gg.Tensor:

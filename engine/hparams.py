@@ -286,11 +286,14 @@ def windowed_layers(keys: Keys, hp: HParams, period: int) -> tuple[bool, ...]:
     pattern = keys.get(key, period)
     if isinstance(pattern, (list, np.ndarray)):
         listed = np.asarray(pattern)
-        if listed.shape not in ((n_layer,), (n_layer + hp.n_layer_nextn,)) or not np.isin(listed, (0, 1)).all():
+        if (
+            listed.shape not in ((n_layer,), (n_layer + hp.n_layer_nextn,))
+            or not np.isin(listed, (0, 1)).all()
+        ):
             raise keys.refused(key, pattern, f"a whole number or {n_layer} truth values, one a layer")
         return tuple(listed.astype(bool).tolist()[:n_layer])
-    period = keys.integer(key, 0, default=period)
-    return tuple(period == 0 or i % period < period - 1 for i in range(n_layer))
+    period = keys.integer(key, 1, default=period)
+    return tuple(i % period < period - 1 for i in range(n_layer))
 
 
 def read_router(keys: Keys, n_expert: int, *, kind: str = "softmax", normalise: bool | None = None) -> Router:
@@ -310,7 +313,11 @@ def read_router(keys: Keys, n_expert: int, *, kind: str = "softmax", normalise: 
     if n_group <= 1:
         return Router(kind, normalise)
     if n_expert % n_group or n_expert // n_group < 2:
-        raise keys.refused("expert_group_count", n_group, f"a divisor of expert_count = {n_expert} with quotient 2 or more")
+        raise keys.refused(
+            "expert_group_count",
+            n_group,
+            f"such that expert_count = {n_expert} gives equal groups of 2 or more",
+        )
     return Router(kind, normalise, n_group, keys.integer("expert_group_used_count", 1, n_group))
 
 

@@ -96,7 +96,10 @@ def attention_rows(
         yield Weight(f"{b}{name}.bias", (n_out,), cut, optional=True, source=fused)
     yield Weight(b + "attn_output.weight", (hp.n_embd, hp.n_head * hp.head_dim_v), Cut.HEADS_IN, Use.MUL_MAT)
     yield Weight(b + "attn_output.bias", (hp.n_embd,), optional=True)
-    for name, n_head, cut in (("attn_q_norm", hp.n_head, Cut.HEADS), ("attn_k_norm", hp.n_head_kv, Cut.HEADS_KV)):
+    for name, n_head, cut in (
+        ("attn_q_norm", hp.n_head, Cut.HEADS),
+        ("attn_k_norm", hp.n_head_kv, Cut.HEADS_KV),
+    ):
         if has_own_qk_norms:
             yield Weight(f"{b}{name}.weight", (n_head, hp.head_dim), cut, optional=True)
         elif hp.has_wide_qk_norm:

@@ -134,7 +134,7 @@ def find_weights(file: gg.GGUF, family: Family, hp: HParams) -> list[Found]:
 
 
 def _match(file: gg.GGUF, row: Weight) -> Found | None:
-    """The first of a row's places that the file has. Raises ModelError where only a tensor of another shape is there."""
+    """The first of a row's places that the file has. Raises ModelError where all tensors there have other shapes."""
     sources = [Source(row.name, row.shape)] + ([row.source] if row.source else [])
     present = [source for source in sources if source.name in file.tensors]
     for source in present:

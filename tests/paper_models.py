@@ -52,9 +52,10 @@ def kinds(
     for row in rows:
         if row.optional and not (biases and row.name.endswith(".bias")):
             continue
-        found[row.name] = matrices if len(row.shape) > 1 else F32
+        is_matrix = len(row.shape) > 1 and not row.name.endswith(".bias")
+        found[row.name] = matrices if is_matrix else F32
         for part, kind in by_part.items():
-            if part in row.name and len(row.shape) > 1:
+            if part in row.name and is_matrix:
                 found[row.name] = kind
     return found
 

@@ -45,7 +45,7 @@ ROWS = (3, 9, 16, 23)
 
 @dataclass(frozen=True)
 class StoredCase:
-    """One model with its reference logits, float32 [len(ROWS), n_vocab]."""
+    """One model with its reference logits of every `step`th token, float32 [len(ROWS), n_vocab / step]."""
 
     arch: str
     variant: str
@@ -56,6 +56,11 @@ class StoredCase:
     floor: float
     whole: np.ndarray
     steps: np.ndarray
+    step: int = 1
+
+    def picked(self, logits: np.ndarray) -> np.ndarray:
+        """What is stored of all logits of PROMPT."""
+        return logits[list(ROWS)][:, :: self.step]
 
     @property
     def name(self) -> str:

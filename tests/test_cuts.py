@@ -52,7 +52,7 @@ def random_case(seed: int) -> tuple[HParams, list[Weight], dict[str, Kind], tupl
     types = kinds(rows, biases=draw.random() < 0.5)
     for row in rows:
         fits = [kind for kind in (F32, F16, Q8_0, Q4_0, Q4_K, Q6_K) if row.shape[-1] % kind.block_size == 0]
-        if len(row.shape) > 1:
+        if len(row.shape) > 1 and not row.name.endswith(".bias"):
             types[row.name] = draw.choice(fits)
     shares = [draw.choice((1.0, 1.0, 1.0, 2.5, 7.0)) for _ in range(draw.randint(2, 16))]
     if draw.random() < 0.3:

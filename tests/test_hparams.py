@@ -126,9 +126,9 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         hparams("llama", **{key: None})
 
 
-@pytest.mark.parametrize("kind", ["longrope", 3, np.array([1, 2])])
+@pytest.mark.parametrize("kind", ["dynamic", 3, np.array([1, 2])])
 def test_unknown_scaling_is_refused(kind: Any) -> None:
-    with pytest.raises(ModelError, match=r"llama.rope.scaling.type = .*; none, linear and yarn"):
+    with pytest.raises(ModelError, match=r"llama.rope.scaling.type = .*; none, linear, yarn and longrope"):
         hparams("llama", **{"rope.scaling.type": kind})
 
 

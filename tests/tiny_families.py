@@ -1,9 +1,9 @@
 """Tiny random GGUF models of the other families, the same bytes on every machine.
 
-What a family's file holds comes from the engine's own table of weights, for the numbers that are written here; llama.cpp
-refuses files that lack a tensor, hold one too many or one of another shape, so a wrong table cannot make a model whose
-logits are stored. Each family has a base and an odd shape at least: other heads, odd widths, a tied head where there
-is one.
+What a family's file holds comes from the engine's own table of weights, for the numbers that are written here.
+llama.cpp refuses files that lack a tensor, hold one too many or one of another shape, so a wrong table cannot make a
+model whose logits are stored. Each family has a base and an odd shape at least: other heads, odd widths, a tied head
+where there is one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Recipe:
         return replace(self, keys=self.keys | keys, **others)
 
 
-def _with_odd(recipe: Recipe, odd: dict[str, Any] | None = None, *, is_tied: bool = True) -> dict[str, Recipe]:
+def _with_odd(
+    recipe: Recipe, odd: dict[str, Any] | None = None, *, is_tied: bool = True
+) -> dict[str, Recipe]:
     """A family's base and odd shape."""
     changes = ODD | (FEW_EXPERTS if "expert_count" in recipe.keys else {}) | (odd or {})
     return {"": recipe, "odd": recipe.changed(changes, is_tied=is_tied)}
@@ -79,7 +81,9 @@ _PROBS = ("exp_probs_b.bias",)
 
 RECIPES: dict[str, dict[str, Recipe]] = {
     "mistral3": {
-        **_with_odd(Recipe(_YARN | {"attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 10})),
+        **_with_odd(
+            Recipe(_YARN | {"attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 10})
+        ),
         "experts": Recipe(_PLAIN_EXPERTS),
     },
     "smollm3": _with_odd(Recipe({"block_count": 4})),
@@ -98,64 +102,115 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "gemma2": _with_odd(Recipe(WINDOW | {"attn_logit_softcapping": 4.0}, is_tied=True)),
     "command-r": {
         **_with_odd(Recipe(_COHERE, is_tied=True)),
-        "norms": Recipe(_COHERE | {"block_count": 64, "embedding_length": 64, "feed_forward_length": 64,
-                                   "attention.head_count": 2, "attention.head_count_kv": 1},
-                        has=NORMS_OF_HEADS, is_tied=True),
+        "norms": Recipe(
+            _COHERE
+            | {
+                "block_count": 64,
+                "embedding_length": 64,
+                "feed_forward_length": 64,
+                "attention.head_count": 2,
+                "attention.head_count_kv": 1,
+            },
+            has=NORMS_OF_HEADS,
+            is_tied=True,
+        ),
     },
     "cohere2": _with_odd(Recipe(_COHERE | WINDOW | {"block_count": 4}, is_tied=True)),
     "stablelm": {
-        **_with_odd(Recipe(LAYER_NORM | {"rope.dimension_count": 8}, has=(*QKV_BIASES, *_LAYER_NORM_BIASES,
-                           "ffn_norm.weight")), is_tied=False),
-        "parallel": Recipe(LAYER_NORM | {"rope.dimension_count": 8}, has=(*NORMS_OF_HEADS, *_LAYER_NORM_BIASES)),
+        **_with_odd(
+            Recipe(
+                LAYER_NORM | {"rope.dimension_count": 8},
+                has=(*QKV_BIASES, *_LAYER_NORM_BIASES, "ffn_norm.weight"),
+            ),
+            is_tied=False,
+        ),
+        "parallel": Recipe(
+            LAYER_NORM | {"rope.dimension_count": 8}, has=(*NORMS_OF_HEADS, *_LAYER_NORM_BIASES)
+        ),
     },
     "starcoder2": _with_odd(Recipe(LAYER_NORM, has=(*_ALL_BIASES, *_LAYER_NORM_BIASES))),
-    "nemotron": _with_odd(Recipe(LAYER_NORM | {"rope.dimension_count": 16}, has=_LAYER_NORM_BIASES), is_tied=False),
+    "nemotron": _with_odd(
+        Recipe(LAYER_NORM | {"rope.dimension_count": 16}, has=_LAYER_NORM_BIASES), is_tied=False
+    ),
     "olmo2": {
         **_with_odd(Recipe(), is_tied=False),
         "windows": Recipe(WINDOW | _YARN | {"block_count": 4}),
     },
     "exaone4": {
         **_with_odd(Recipe(has=NORMS_OF_HEADS)),
-        "windows": Recipe(WINDOW | {"block_count": 64, "embedding_length": 64, "feed_forward_length": 64,
-                                    "attention.head_count": 2, "attention.head_count_kv": 1}, has=NORMS_OF_HEADS),
+        "windows": Recipe(
+            WINDOW
+            | {
+                "block_count": 64,
+                "embedding_length": 64,
+                "feed_forward_length": 64,
+                "attention.head_count": 2,
+                "attention.head_count_kv": 1,
+            },
+            has=NORMS_OF_HEADS,
+        ),
     },
     "glm4": _with_odd(Recipe({"rope.dimension_count": 16}, has=QKV_BIASES, fused=("ffn_up",))),
-    "muse-glimmer": _with_odd(Recipe(WINDOW | {"block_count": 4, "logit_scale": 0.7}, has=NORMS_OF_HEADS), is_tied=False),
+    "muse-glimmer": _with_odd(
+        Recipe(WINDOW | {"block_count": 4, "logit_scale": 0.7}, has=NORMS_OF_HEADS), is_tied=False
+    ),
     "qwen2moe": _with_odd(
-        Recipe(EXPERTS | {"expert_shared_feed_forward_length": 96}, has=(*QKV_BIASES, "ffn_gate_inp_shexp.weight")),
+        Recipe(
+            EXPERTS | {"expert_shared_feed_forward_length": 96},
+            has=(*QKV_BIASES, "ffn_gate_inp_shexp.weight"),
+        ),
         is_tied=False,
     ),
-    "olmoe": _with_odd(Recipe(_PLAIN_EXPERTS | {"attention.head_count_kv": 4}),
-                       {"attention.head_count_kv": 6, "feed_forward_length": 64}, is_tied=False),
+    "olmoe": _with_odd(
+        Recipe(_PLAIN_EXPERTS | {"attention.head_count_kv": 4}),
+        {"attention.head_count_kv": 6, "feed_forward_length": 64},
+        is_tied=False,
+    ),
     "minimax-m2": _with_odd(
-        Recipe(EXPERTS | {"expert_gating_func": 2, "feed_forward_length": 64, "rope.dimension_count": 16}, has=_PROBS),
-        {"feed_forward_length": 64}, is_tied=False,
+        Recipe(
+            EXPERTS | {"expert_gating_func": 2, "feed_forward_length": 64, "rope.dimension_count": 16},
+            has=_PROBS,
+        ),
+        {"feed_forward_length": 64},
+        is_tied=False,
     ),
     "ernie4_5-moe": _with_odd(
         Recipe(EXPERTS | {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1}, has=_PROBS),
         {"expert_shared_feed_forward_length": 96},
     ),
     "bailingmoe2": _with_odd(
-        Recipe(_DEALT | {"expert_group_count": 4, "expert_group_used_count": 2, "rope.dimension_count": 16},
-               has=(*NORMS_OF_HEADS, *_PROBS), fused=("attn_qkv",)),
-        {"expert_group_count": 3, "expert_shared_count": 2, "expert_gating_func": 1}, is_tied=False,
+        Recipe(
+            _DEALT | {"expert_group_count": 4, "expert_group_used_count": 2, "rope.dimension_count": 16},
+            has=(*NORMS_OF_HEADS, *_PROBS),
+            fused=("attn_qkv",),
+        ),
+        {"expert_group_count": 3, "expert_shared_count": 2, "expert_gating_func": 1},
+        is_tied=False,
     ),
     "dots1": _with_odd(
         Recipe(_DEALT | {"attention.head_count_kv": 4}, has=(*NORMS_OF_HEADS, *_PROBS)),
-        {"attention.head_count_kv": 6, "expert_shared_count": 2}, is_tied=False,
+        {"attention.head_count_kv": 6, "expert_shared_count": 2},
+        is_tied=False,
     ),
     "hunyuan-moe": _with_odd(
-        Recipe(EXPERTS | {"feed_forward_length": 64, "expert_shared_feed_forward_length": 96}, has=NORMS_OF_HEADS),
+        Recipe(
+            EXPERTS | {"feed_forward_length": 64, "expert_shared_feed_forward_length": 96}, has=NORMS_OF_HEADS
+        ),
         {"feed_forward_length": 64, "expert_shared_feed_forward_length": None},
     ),
     "glm4moe": {
         **_with_odd(Recipe(_DEALT | {"rope.dimension_count": 16}, has=(*QKV_BIASES, *_PROBS))),
-        "norms": Recipe(_DEALT | {"nextn_predict_layers": 1, "block_count": 4}, has=(*NORMS_OF_HEADS, *_PROBS)),
+        "norms": Recipe(
+            _DEALT | {"nextn_predict_layers": 1, "block_count": 4}, has=(*NORMS_OF_HEADS, *_PROBS)
+        ),
     },
     "gpt-oss": {
         variant: replace(recipe, types=(("_exps.weight", "MXFP4"),)) if variant else recipe
         for variant, recipe in _with_odd(
-            Recipe(EXPERTS | WINDOW | _YARN, has=(*QKV_BIASES, "attn_output.bias", "ffn_gate_inp.bias", "_exps.bias")),
+            Recipe(
+                EXPERTS | WINDOW | _YARN,
+                has=(*QKV_BIASES, "attn_output.bias", "ffn_gate_inp.bias", "_exps.bias"),
+            ),
             is_tied=False,
         ).items()
     },
@@ -223,7 +278,9 @@ def _typed(metadata: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
         yield f"add_{kinds.get(type(value), 'array')}", key, value
 
 
-def write_family(path: str | Path, arch: str, *, quant: str = "F32", seed: int = 0, variant: str = "") -> Path:
+def write_family(
+    path: str | Path, arch: str, *, quant: str = "F32", seed: int = 0, variant: str = ""
+) -> Path:
     """Write a tiny random model of a family and return its path."""
     recipe = RECIPES[arch][variant]
     metadata, rows = weights_of(arch, variant)

@@ -75,7 +75,10 @@ def _norm_wide(f: Forward, b: str, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tenso
     else:
         squares = f.reduce(gg.concat(gg.sum_rows(gg.sqr(q)), gg.sum_rows(gg.sqr(k)), -1))
         widths = (hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim)
-        sizes = [gg.sqrt(squares[:, n : n + 1].cont() * (1.0 / width) + hp.norm_eps) for n, width in enumerate(widths)]
+        sizes = [
+            gg.sqrt(squares[:, n : n + 1].cont() * (1.0 / width) + hp.norm_eps)
+            for n, width in enumerate(widths)
+        ]
         q = q / sizes[0] * f.weight(b + "attn_q_norm.weight")
         k = k / sizes[1] * f.weight(b + "attn_k_norm.weight")
     return q.reshape(*shapes[0]), k.reshape(*shapes[1])
@@ -117,7 +120,7 @@ def _freq_factors(f: Forward) -> gg.Tensor | None:
 def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor) -> gg.Tensor | None:
     """Write K and V of layer i into the cache and attend to what it holds; None where only the writing is wanted.
 
-    Shapes: q and k [n_rows, heads on this rank, head_dim], v [n_rows, heads * head_dim_v] -> [n_rows, n_head * head_dim_v].
+    Shapes: q and k [n_rows, heads of this rank, head_dim], v [n_rows, heads * head_dim_v] -> [n_rows, the same of q].
     """
     hp = f.hp
     q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)

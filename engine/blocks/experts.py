@@ -22,13 +22,17 @@ def experts(f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu, *, f32: bo
 
     Shapes: [n, n_embd] -> [n, n_embd], reduced over ranks. `f32` as in feed_forward.
     """
-    parts = [part for part in (routed(f, i, x, gate=gate), shared(f, i, x, gate, f32=f32)) if part is not None]
+    parts = [
+        part for part in (routed(f, i, x, gate=gate), shared(f, i, x, gate, f32=f32)) if part is not None
+    ]
     if not parts:
         return f.nothing(x)
     return f.reduce(parts[0] if len(parts) == 1 else parts[0] + parts[1])
 
 
-def shared(f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu, *, f32: bool = False) -> gg.Tensor | None:
+def shared(
+    f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu, *, f32: bool = False
+) -> gg.Tensor | None:
     """This rank's part of the shared expert, which may have a gate by token; None where it has none."""
     part = dense(f, i, x, gate, suffix="_shexp", f32=f32)
     by_token = f.maybe(f"blk.{i}.ffn_gate_inp_shexp.weight")
@@ -48,7 +52,8 @@ def routed(
     has_part = f.maybe(b + "ffn_down_exps.weight") is not None
     if not has_part and not f.is_mixed:
         return None
-    ids, weights = route(f, f.linear(x, b + "ffn_gate_inp") if logits is None else logits, f.maybe(b + "exp_probs_b.bias"))
+    logits = f.linear(x, b + "ffn_gate_inp") if logits is None else logits
+    ids, weights = route(f, logits, f.maybe(b + "exp_probs_b.bias"))
     if not has_part:  # it took part in rank 0's choice, as all ranks must
         return None
     n, n_here = x.shape[0], f.weight(b + "ffn_down_exps.weight").shape[0]
@@ -60,7 +65,7 @@ def routed(
     each = _project(f, b + "ffn_down_exps", gate(*_gate_and_up(f, b, rows, ids)), ids)
     scales = f.maybe(b + "ffn_down_exps.scale")
     if scales is not None:
-        each = each * gg.get_rows(scales.reshape(-1, 1), ids.cont().reshape(-1)).reshape(weights.shape)
+        each = each * gg.get_rows(scales.reshape(-1, 1), ids.cont().reshape(-1)).reshape(*weights.shape)
     if not hp.router.weighs_inputs:
         each = each * weights
     total = each[:, 0, :]

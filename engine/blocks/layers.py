@@ -35,7 +35,9 @@ AROUND = Norms(post_attention="post_attention_norm", post_feed_forward="post_ffw
 POST = Norms(None, "post_attention_norm", None, "post_ffw_norm")
 
 
-def dense_or_experts(f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu, *, f32: bool = False) -> gg.Tensor:
+def dense_or_experts(
+    f: Forward, i: int, x: gg.Tensor, gate: Gate = gg.swiglu, *, f32: bool = False
+) -> gg.Tensor:
     """The feed-forward that layer i has."""
     return (experts if f.hp.has_experts(i) else feed_forward)(f, i, x, gate, f32=f32)
 

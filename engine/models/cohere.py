@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from ..blocks.layers import parallel
 from ..hparams import ABOVE_0, HParams, Keys, with_windows

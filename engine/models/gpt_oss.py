@@ -34,5 +34,7 @@ _forward = partial(
 )
 
 FAMILIES = {
-    "gpt-oss": Family("gpt-oss", numbers(_chosen, partial(with_windows, period=2), neox=True), table, _forward)
+    "gpt-oss": Family(
+        "gpt-oss", numbers(_chosen, partial(with_windows, period=2), neox=True), table, _forward
+    )
 }

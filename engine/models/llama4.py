@@ -37,7 +37,9 @@ def _chunks(hp: HParams, keys: Keys) -> HParams:
     """A window of 0 in the file is none, any other is 8192."""
     hp = with_windows(hp, keys, period=4, n_swa=_CHUNK)
     if not hp.n_swa:
-        return replace(hp, has_rope=(True,) * (hp.n_layer - 1) + (False,), temperature=Temperature(0.1, _CHUNK, 1.0))
+        return replace(
+            hp, has_rope=(True,) * (hp.n_layer - 1) + (False,), temperature=Temperature(0.1, _CHUNK, 1.0)
+        )
     return replace(
         hp,
         n_swa=_CHUNK,

@@ -57,7 +57,9 @@ _AS_DENSE = partial(_shared, default="n_ff")
 FAMILIES = {
     family.arch: family
     for family in (
-        Family("qwen2moe", numbers(router(normalise=False), _narrow, _AS_DENSE, neox=True), table, sequential),
+        Family(
+            "qwen2moe", numbers(router(normalise=False), _narrow, _AS_DENSE, neox=True), table, sequential
+        ),
         Family("olmoe", numbers(router(normalise=False), wide_qk_norm, neox=True), table, sequential),
         Family("minimax-m2", numbers(router(normalise=True), wide_qk_norm, neox=True), table, sequential),
         Family("ernie4_5-moe", numbers(dense_lead, _shared, neox=False), table, sequential),

@@ -116,6 +116,6 @@ def nudge(model: Path, target: Path) -> None:
     shutil.copyfile(model, target)
     for tensor in GGUFReader(target, "r+").tensors:
         if tensor.name.endswith("norm.weight"):
-            ups = Draws(0, tensor.name).raw(tensor.data.size) & 1
+            ups = (Draws(0, tensor.name).raw(tensor.data.size) & 1).reshape(tensor.data.shape)
             towards = np.where(ups, np.float32(np.inf), np.float32(-np.inf))
             tensor.data[:] = np.nextafter(tensor.data, towards)

@@ -1,0 +1,78 @@
+"""Every family against llama.cpp's stored logits, and over several ranks against one."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from family_modes import MODES, answered, from_reference, nmse, ranks_of
+from stored_logits import StoredCase, stored_cases
+from tiny import FAMILIES
+from tiny_families import RECIPES, write_family
+
+from pyggml.engine import ConfigError, models
+
+CASES = [case for arch in RECIPES for case in stored_cases(arch)]
+SHAPES = [(arch, variant) for arch, variants in RECIPES.items() for variant in variants]
+# GELU looks values up by float16, and many layers add up what is rounded: sums in another order show.
+ROUNDED = ("gemma", "gemma2", "gemma4", "starcoder2")
+REFUSED = {("olmo2", "", "tp 3"), ("olmo2", "windows", "tp 3"), ("minimax-m2", "", "tp 3")}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_equal_llama_cpp_all_at_once_and_token_by_token(case: StoredCase, tmp_path: Path) -> None:
+    path = write_family(
+        tmp_path / "model.gguf", case.arch, quant=case.quant, variant=case.variant, seed=case.seed
+    )
+    # Products with F16 weights round activations to F16, where the last bit of a sum decides.
+    assert from_reference(path, case) <= (1e-6 if case.quant == "F16" else min(1e-6, case.tolerance))
+
+
+@pytest.mark.parametrize(("arch", "variant"), SHAPES)
+def test_every_mode_equals_one_rank_or_says_why_not(arch: str, variant: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model.gguf", arch, variant=variant)
+    right, answers = answered(path)
+    for name, mode in MODES.items():
+        if (arch, variant, name) in REFUSED:
+            with pytest.raises(ConfigError, match="; this file works with tp 1, 2"):
+                answered(path, ranks_of(mode), **mode)
+            continue
+        logits, ids = answered(path, ranks_of(mode), **mode)
+        if "tp" in mode:
+            assert nmse(logits, right) <= (1e-6 if arch in ROUNDED else 1e-10), name
+        else:
+            assert np.array_equal(logits, right), name
+        assert ids == answers, name
+
+
+@pytest.mark.parametrize(
+    "arch", [arch for arch, recipes in RECIPES.items() if "expert_count" in recipes[""].keys]
+)
+def test_experts_dealt_whole_give_the_same(arch: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model.gguf", arch)
+    right, answers = answered(path)
+    logits, ids = answered(path, 2, tp=2, expert_split="experts")
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+def test_every_architecture_has_stored_logits_of_two_shapes_and_three_types() -> None:
+    assert set(models.MODULES) == {*FAMILIES, *RECIPES}
+    for arch in RECIPES:
+        assert {"F32", "F16", "Q8_0"} <= {case.quant for case in stored_cases(arch)}
+        assert len({case.variant for case in stored_cases(arch)}) >= 2
+        assert {case.variant for case in stored_cases(arch)} == set(RECIPES[arch])
+
+
+def test_stored_logits_are_sane() -> None:
+    for case in CASES:
+        assert 0.5 < case.whole.std() < 10, case.name
+        assert case.floor < 1e-6, case.name
+
+
+def test_family_files_are_thin() -> None:
+    folder = Path(models.__file__).parent
+    lines = [len(path.read_text().splitlines()) for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert max(lines) <= 200
+    assert statistics.median(lines) <= 80
