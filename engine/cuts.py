@@ -163,8 +163,7 @@ def _cut(
     expert_split: str,
 ) -> TensorPlan:
     present = [row for row in rows if row.name in types]
-    blocks = math.lcm(1, *(types[row.name].block_size for row in present if row.cut is Cut.HEADS_IN))
-    heads = head_cuts(hp.n_head, hp.n_head_kv, blocks // math.gcd(blocks, hp.head_dim_v), shares)
+    heads = head_cuts(hp.n_head, hp.n_head_kv, _head_unit(hp, present, types), shares)
     vocab = _columns(hp.n_vocab, 1, shares)
     has_whole_experts = bool(hp.n_expert) and expert_split == "experts"
     experts = deal_spans(hp.n_expert, 1, shares) if has_whole_experts else (None,) * len(shares)
@@ -185,6 +184,16 @@ def _cut(
     n_sums = 3 if hp.has_wide_qk_norm else 2
     n_reduces = n_sums * hp.n_layer if sum(share > 0 for share in shares) > 1 else 0
     return TensorPlan(ranks, ffn, slices, n_reduces, tuple(cut_bytes), tuple(whole_bytes), _notes(hp, ranks))
+
+
+def _head_unit(hp: HParams, rows: Iterable[Weight], types: Mapping[str, ElementType]) -> int:
+    """The least number of heads whose columns are whole blocks in every weight that is cut so."""
+    units = [1]
+    for row in rows:
+        if row.cut is Cut.HEADS_IN:
+            block = types[row.name].block_size
+            units.append(block // math.gcd(block, row.shape[-1] // hp.n_head))
+    return math.lcm(*units)
 
 
 def _columns(n: int, block: int, shares: Sequence[float]) -> tuple[Span, ...]:

@@ -68,6 +68,23 @@ class Router:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent attention (https://arxiv.org/abs/2405.04434): widths of what is projected twice, and of single heads.
+
+    K and V of a position are one vector of `n_lora_kv` and a part of `n_rope` that is turned by position. A head
+    of Q has `n_nope` and `n_rope` elements, one of V `head_dim_v`. `n_lora_q` 0: Q is projected once. `is_absorbed`:
+    the cache holds that vector alone; else whole heads, as files of older converters need.
+    """
+
+    n_lora_q: int
+    n_lora_kv: int
+    n_nope: int
+    n_rope: int
+    head_dim_v: int
+    is_absorbed: bool
+
+
+@dataclass(frozen=True)
 class HParams:
     """A model's numbers.
 
@@ -110,10 +127,16 @@ class HParams:
     router: Router = Router()
     n_ff_shexp: int = 0
     is_dense: tuple[bool, ...] = ()
+    latent: Latent | None = None
 
     def has_experts(self, i: int) -> bool:
         """Whether the feed-forward of layer i is one of experts."""
         return self.n_expert > 0 and not (self.is_dense and self.is_dense[i])
+
+    @property
+    def has_v_cache(self) -> bool:
+        """Whether V has tables of its own in the cache; else it is the first part of K."""
+        return self.latent is None or not self.latent.is_absorbed
 
     def is_rotary(self, i: int) -> bool:
         """Whether layer i turns its heads by position."""

@@ -1,6 +1,7 @@
 """Keys and values of all slots of one rank.
 
-Per layer one table for K and one for V, [n_slots * n_ctx + 1, n_head_kv * head_dim]: slot s holds
+Per layer one table for K and one for V, [n_slots * n_ctx + 1, n_head_kv * head_dim], or one for both where V is
+the first part of K (latent attention): slot s holds
 rows s * n_ctx and on, and the last row of the table takes what padding tokens write. Memory is
 zeroed as the window over it grows, since rows never written are read under a mask and must be finite.
 Quantised caches hold K and V turned by a Hadamard matrix, which spreads outliers over a block and
@@ -43,7 +44,8 @@ def cache_specs(
     """
     heads = hp.n_head_kv if n_head_kv is None else n_head_kv
     specs: dict[str, tuple[tuple[int, int], str]] = {}
-    for part, kind, head_dim in (("k", type_k, hp.head_dim), ("v", type_v, hp.head_dim_v)):
+    parts = (("k", type_k, hp.head_dim), ("v", type_v, hp.head_dim_v))
+    for part, kind, head_dim in parts if hp.has_v_cache else parts[:1]:
         if kind not in CACHE_TYPES:
             raise ConfigError(f"cache type {kind!r}; {', '.join(CACHE_TYPES)} are supported")
         block = gg.dtype(kind).block_size
@@ -111,9 +113,12 @@ class KVCache:
         self._buffer = gg.Buffer(backend, cache_specs(hp, held, n_slots, n_ctx, type_k, type_v, n_head_kv))
         self._rotations: list[gg.Buffer] = []
         self.k = {i: self._buffer[f"k.{i}"] for i in held}
-        self.v = {i: self._buffer[f"v.{i}"] for i in held}
+        self.v = {i: self._buffer[f"v.{i}"] for i in held if hp.has_v_cache}
         self.turn_k = self._rotation(backend, rotation_size(type_k, hp.head_dim, largest=True))
-        self.turn_v = self._rotation(backend, rotation_size(type_v, hp.head_dim_v, largest=False))
+        if hp.has_v_cache:
+            self.turn_v = self._rotation(backend, rotation_size(type_v, hp.head_dim_v, largest=False))
+        else:
+            self.turn_v = self.turn_k
         self._tables = [*self.k.values(), *self.v.values()]
         self._zeroed = [0] * n_slots
         for table in self._tables:

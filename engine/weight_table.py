@@ -36,11 +36,12 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Another tensor that a weight may be taken from: all of it, or as many rows as it has from `start` on."""
+    """Another tensor that a weight may be taken from: all of it, or as much as it has along `axis` from `start` on."""
 
     name: str
     shape: tuple[int, ...]
     start: int = 0
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,9 @@ def expert_rows(hp: HParams, i: int) -> Iterator[Weight]:
     yield Weight(b + "ffn_gate_inp.weight", (n, hp.n_embd), Cut.REPLICATED, Use.MUL_MAT)
     yield Weight(b + "ffn_gate_inp.bias", (n,), optional=True)
     yield Weight(b + "exp_probs_b.bias", (n,), optional=True)
-    for name in ("ffn_gate_exps", "ffn_up_exps"):
-        yield Weight(f"{b}{name}.weight", (n, n_ff, hp.n_embd), Cut.OUT, Use.MUL_MAT_ID)
+    for part, name in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+        both = Source(b + "ffn_gate_up_exps.weight", (n, 2 * n_ff, hp.n_embd), part * n_ff, axis=1)
+        yield Weight(f"{b}{name}.weight", (n, n_ff, hp.n_embd), Cut.OUT, Use.MUL_MAT_ID, source=both)
         yield Weight(f"{b}{name}.bias", (n, n_ff), Cut.OUT, optional=True)
     yield Weight(b + "ffn_down_exps.weight", (n, hp.n_embd, n_ff), Cut.IN, Use.MUL_MAT_ID)
     yield Weight(b + "ffn_down_exps.bias", (n, hp.n_embd), optional=True)

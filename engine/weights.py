@@ -19,6 +19,7 @@ from .cuts import WHOLE, Slice, TensorPlan
 from .errors import MissingTensor, ModelError
 from .hparams import HParams
 from .models.family import Family
+from .slices import Axis
 from .weight_table import Cut, Source, Use, Weight
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -26,11 +27,11 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True)
 class Found:
-    """A row of the table with its tensor in the file, of which it is all, or as many rows as it has from `start` on."""
+    """A row of the table with its tensor in the file, of which it is all or the part that `source` tells."""
 
     row: Weight
     tensor: gg.GGUFTensor
-    start: int = 0
+    source: Source
 
     @property
     def is_tied_head(self) -> bool:
@@ -39,12 +40,12 @@ class Found:
 
     @property
     def data(self) -> np.ndarray:
-        """Its bytes as they lie in the mapped file."""
-        whole = self.tensor.data
-        if tuple(self.tensor.shape) == self.row.shape:
-            return whole
-        row_bytes = self.tensor.n_bytes // self.tensor.shape[0]
-        return whole[self.start * row_bytes : (self.start + self.row.shape[0]) * row_bytes]
+        """Its bytes, as they lie in the mapped file where they lie together there."""
+        shape, axis, start = self.source.shape, self.source.axis, self.source.start
+        if shape == self.row.shape:
+            return self.tensor.data
+        part = Slice(Axis.OUT, axis, ((start, start + self.row.shape[axis]),))
+        return part.of(self.tensor.data, shape, self.tensor.type)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _match(file: gg.GGUF, row: Weight) -> Found | None:
     for source in present:
         tensor = file.tensors[source.name]
         if tuple(tensor.shape) == source.shape:
-            return Found(row, tensor, source.start)
+            return Found(row, tensor, source)
     if present:
         name = present[0].name
         raise ModelError(

@@ -15,7 +15,13 @@ from tiny_families import RECIPES, write_family
 from pyggml.engine import ConfigError, models
 
 CASES = [case for arch in RECIPES for case in stored_cases(arch)]
-SHAPES = [(arch, variant) for arch, variants in RECIPES.items() for variant in variants]
+# Shapes with many layers are there for numbers that go with them, and would take long over ranks.
+SHAPES = [
+    (arch, variant)
+    for arch, recipes in RECIPES.items()
+    for variant, recipe in recipes.items()
+    if recipe.keys.get("block_count", 0) <= 8
+]
 # GELU looks values up by float16, and many layers add up what is rounded: sums in another order show.
 ROUNDED = ("gemma", "gemma2", "gemma4", "starcoder2")
 REFUSED = {("olmo2", "", "tp 3"), ("olmo2", "windows", "tp 3"), ("minimax-m2", "", "tp 3")}

@@ -79,6 +79,12 @@ _SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weight
 _DEALT = EXPERTS | _SIGMOID | {"expert_shared_count": 1, "leading_dense_block_count": 1}
 _PROBS = ("exp_probs_b.bias",)
 
+_LATENT = {
+    "attention.q_lora_rank": 64, "attention.kv_lora_rank": 64, "attention.head_count_kv": 1,
+    "attention.key_length": 80, "attention.value_length": 64, "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32, "rope.dimension_count": 16,
+}  # fmt: skip
+
 RECIPES: dict[str, dict[str, Recipe]] = {
     "mistral3": {
         **_with_odd(
@@ -214,6 +220,62 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             is_tied=False,
         ).items()
     },
+    "deepseek2": {
+        **_with_odd(
+            Recipe(
+                _DEALT
+                | _LATENT
+                | _YARN
+                | {
+                    "rope.scaling.yarn_log_multiplier": 0.0707,
+                    "expert_group_count": 4,
+                    "expert_group_used_count": 2,
+                },
+                has=_PROBS,
+            ),
+            {
+                "expert_group_count": None,
+                "expert_group_used_count": None,
+                "expert_gating_func": None,
+                "attention.head_count_kv": 1,
+                "rope.scaling.yarn_log_multiplier": 0.1,
+            },
+        ),
+        "old": Recipe(
+            _DEALT
+            | {
+                "attention.q_lora_rank": 64,
+                "attention.kv_lora_rank": 32,
+                "rope.dimension_count": 16,
+                "attention.key_length": 48,
+                "attention.head_count_kv": 4,
+            }
+        ),
+        "lite": Recipe(
+            _DEALT
+            | _LATENT
+            | {
+                "attention.q_lora_rank": None,
+                "block_count": 26,
+                "embedding_length": 64,
+                "leading_dense_block_count": 25,
+            }
+        ),
+        "fused": Recipe(_DEALT | _LATENT, fused=("ffn_gate_up_exps",)),
+    },
+    "mistral4": _with_odd(
+        Recipe(
+            _DEALT
+            | _LATENT
+            | _YARN
+            | {
+                "rope.scaling.yarn_log_multiplier": 0.1,
+                "attention.temperature_scale": 0.1,
+                "attention.temperature_length": 7,
+            }
+        ),
+        {"attention.head_count_kv": 1},
+    ),
     "llama4": _with_odd(
         Recipe(EXPERTS | {"expert_used_count": 1, "interleave_moe_layer_step": 2, "block_count": 4}),
         {"expert_used_count": 1, "interleave_moe_layer_step": 1},

@@ -117,21 +117,25 @@ def _freq_factors(f: Forward) -> gg.Tensor | None:
     return either if either is not None else f.maybe("rope_freqs.weight")
 
 
-def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor) -> gg.Tensor | None:
+def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor | None) -> gg.Tensor | None:
     """Write K and V of layer i into the cache and attend to what it holds; None where only the writing is wanted.
 
+    V None is the first part of K.
     Shapes: q and k [n_rows, heads of this rank, head_dim], v [n_rows, heads * head_dim_v] -> [n_rows, the same of q].
     """
     hp = f.hp
-    q, k, v = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k), _turn(f, v, f.cache.turn_v)
+    q, k = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k)
+    v = None if v is None else _turn(f, v, f.cache.turn_v)
     k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
-    v_table = gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
+    v_table = None if v is None else gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
     if only_writes(f, i):
         f.graph.do(k_table)
-        f.graph.do(v_table)
+        if v_table is not None:
+            f.graph.do(v_table)
         return None
     q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
-    k, v = _window(f, k_table, hp.head_dim), _window(f, v_table, hp.head_dim_v)
+    k = _window(f, k_table, hp.head_dim)
+    v = k[..., : hp.head_dim_v] if v_table is None else _window(f, v_table, hp.head_dim_v)
     sinks = f.maybe(f"blk.{i}.attn_sinks.weight")
     seen = attend(f, q, k, v, f.mask(hp.is_swa[i]), hp.attn_scale, softcap=hp.attn_softcap, sinks=sinks)
     return _turn(f, seen, f.cache.turn_v)

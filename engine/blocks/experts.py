@@ -1,7 +1,7 @@
 """A feed-forward of experts: a router picks n_expert_used of them for each token.
 
-Beside them may stand a shared expert that all tokens go through. Optional parts (biases, scales, gate and up
-in one tensor) are there when their weights are.
+Beside them may stand a shared expert that all tokens go through. Optional parts (biases, scales)
+are there when their weights are.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def routed(
     rows = x.reshape(n, 1, hp.n_embd)
     if hp.router.weighs_inputs:
         rows = gg.repeat(rows, (n, ids.shape[1], hp.n_embd)) * weights
-    each = _project(f, b + "ffn_down_exps", gate(*_gate_and_up(f, b, rows, ids)), ids)
+    hidden = gate(_project(f, b + "ffn_gate_exps", rows, ids), _project(f, b + "ffn_up_exps", rows, ids))
+    each = _project(f, b + "ffn_down_exps", hidden, ids)
     scales = f.maybe(b + "ffn_down_exps.scale")
     if scales is not None:
         each = each * gg.get_rows(scales.reshape(-1, 1), ids.cont().reshape(-1)).reshape(*weights.shape)
@@ -72,15 +73,6 @@ def routed(
     for expert in range(1, ids.shape[1]):
         total = total + each[:, expert, :]
     return total if ids.shape[1] > 1 else total.cont()
-
-
-def _gate_and_up(f: Forward, b: str, rows: gg.Tensor, ids: gg.Tensor) -> tuple[gg.Tensor, gg.Tensor]:
-    """Gate and up of each token's experts, [n, n_used, n_ff of this rank] each."""
-    if f.maybe(b + "ffn_gate_up_exps.weight") is None:
-        return _project(f, b + "ffn_gate_exps", rows, ids), _project(f, b + "ffn_up_exps", rows, ids)
-    both = _project(f, b + "ffn_gate_up_exps", rows, ids)
-    n_ff = both.shape[2] // 2
-    return both[:, :, :n_ff], both[:, :, n_ff:]
 
 
 def _project(f: Forward, name: str, rows: gg.Tensor, ids: gg.Tensor) -> gg.Tensor:

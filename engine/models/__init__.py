@@ -20,6 +20,7 @@ _ARCHITECTURES = {
     "muse_glimmer": "muse-glimmer",
     "gpt_oss": "gpt-oss",
     "llama4": "llama4",
+    "deepseek": "deepseek2 mistral4",
 }
 MODULES = {arch: module for module, names in _ARCHITECTURES.items() for arch in names.split()}
 
