@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ModelError, UnsupportedValue
+from .errors import UnsupportedValue
+from .keys import ABOVE_0, MAX_FLOAT, Keys, shown
 
-MAX_INT = 2**31 - 1  # ggml's sizes of heads and its positions are 32-bit
-MAX_FLOAT = float(np.finfo(np.float32).max)
-ABOVE_0 = float(np.finfo(np.float32).tiny)
 MAX_LAYERS = 4096
 GATING = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # GGUF's numbers
 
@@ -143,83 +141,17 @@ class HParams:
         return not self.has_rope or self.has_rope[i]
 
 
-class Keys:
-    """The metadata of one file with the architecture's prefix added to keys that need it."""
-
-    def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
-        self.metadata = metadata
-        self.arch = arch
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of `{arch}.key`, or `default`."""
-        return self.metadata.get(f"{self.arch}.{key}", default)
-
-    def same(self, key: str) -> Any:
-        """A number that may be given layer by layer but must be the same in all; None when the file lacks it."""
-        value = self.get(key)
-        if isinstance(value, (list, tuple, np.ndarray)):
-            values = set(np.asarray(value).ravel().tolist())
-            if not values:
-                raise self.refused(key, "[]", "one value, or one a layer")
-            if len(values) != 1:
-                raise UnsupportedValue(
-                    f"{self.arch}.{key} differs from layer to layer ({_shown(sorted(values))}); one value is supported"
-                )
-            value = values.pop()
-        return value
-
-    def integer(
-        self, key: str, low: int, high: int = MAX_INT, default: int | None = None, *, by_layer: bool = False
-    ) -> int:
-        """The whole number of `{arch}.key`, or `default`, which must lie within the limits too.
-
-        With `by_layer` the file may give it layer by layer. Raises ModelError with the value and the limits,
-        also where the file lacks a key that has no default.
-        """
-        value = self._given(self.same(key) if by_layer else self.get(key), key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            raise self.refused(key, value, f"a whole number, {low} to {high}")
-        return int(value)
-
-    def number(self, key: str, low: float, high: float = MAX_FLOAT, default: float | None = None) -> float:
-        """The finite number of `{arch}.key`, or `default`; the limits include both ends.
-
-        Raises ModelError with the value and the limits, also where the file lacks a key that has no default.
-        """
-        value = self._given(self.get(key), key, default)
-        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:
-            least = ", above 0" if low == ABOVE_0 else "" if low == -MAX_FLOAT else f", at least {low:g}"
-            limits = least if high == MAX_FLOAT else f", {low:g} to {high:g}"
-            raise self.refused(key, value, f"a finite number{limits}")
-        return float(value)
-
-    def refused(self, key: str, value: Any, needed: str) -> ModelError:
-        """The error that tells the key, its value and what would work."""
-        return ModelError(f"{self.arch}.{key} = {_shown(value)}; it must be {needed}")
-
-    def _given(self, value: Any, key: str, default: Any) -> Any:
-        if value is None and default is None:
-            raise ModelError(f"the file lacks the key {self.arch}.{key}")
-        return default if value is None else value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def rope_from(keys: Keys, head_dim: int, *, neox: bool) -> Rope:
     """Read RoPE and its scaling (none, linear, yarn, longrope). Raises ModelError for values that make no sense."""
     kind = keys.get("rope.scaling.type", "linear")
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedValue(
-            f"{keys.arch}.rope.scaling.type = {_shown(kind)}; none, linear, yarn and longrope are supported"
+            f"{keys.arch}.rope.scaling.type = {shown(kind)}; none, linear, yarn and longrope are supported"
         )
     sections = keys.get("rope.dimension_sections")
     if sections is not None and np.any(np.asarray(sections)):
         raise UnsupportedValue(
-            f"{keys.arch}.rope.dimension_sections = {_shown(sections)}; files without sections are supported"
+            f"{keys.arch}.rope.dimension_sections = {shown(sections)}; files without sections are supported"
         )
     n_dims = keys.integer("rope.dimension_count", 2, head_dim, head_dim)
     if n_dims % 2:

@@ -13,7 +13,8 @@ import pytest
 from graphs import cpu, random
 
 import pyggml as gg
-from pyggml.engine.hparams import Keys, rope_from
+from pyggml.engine.hparams import rope_from
+from pyggml.engine.keys import Keys
 
 POSITIONS = [5, 5000, 10000]
 ANGLE_ERROR = 2e-3

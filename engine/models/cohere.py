@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..blocks.layers import parallel
-from ..hparams import ABOVE_0, HParams, Keys, with_windows
+from ..hparams import HParams, with_windows
+from ..keys import ABOVE_0, Keys
 from ..weight_table import Weight, attention_rows, embedding_rows, feed_forward_rows
 from .family import Family, numbers
 

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3, R1, Kimi K2, GLM 4.7 Flash (`deepseek2`), Mistral 4: latent attention, experts after dense layers."""
+"""DeepSeek V2, V3, R1, Kimi K2, GLM 4.7 Flash (`deepseek2`), Mistral 4: latent attention, later layers with experts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 
 from ..blocks.latent_attention import latent_attention
 from ..blocks.layers import sequential
-from ..hparams import HParams, Keys, Latent, Temperature, read_router
+from ..hparams import HParams, Latent, Temperature, read_router
+from ..keys import Keys
 from ..weight_table import Cut, Use, Weight, embedding_rows, expert_rows, feed_forward_rows, norm_rows
 from .family import Family, numbers
 from .mixture import dense_lead

@@ -9,7 +9,8 @@ from typing import Any
 import pyggml as gg
 
 from ..forward import Forward
-from ..hparams import HParams, Keys, read_hparams
+from ..hparams import HParams, read_hparams
+from ..keys import Keys
 from ..weight_table import Weight
 
 Read = Callable[[Mapping[str, Any], str, int], HParams]

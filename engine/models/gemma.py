@@ -14,7 +14,8 @@ import pyggml as gg
 
 from ..blocks.feed_forward import feed_forward
 from ..blocks.layers import AROUND, sequential
-from ..hparams import HParams, Keys, with_windows
+from ..hparams import HParams, with_windows
+from ..keys import Keys
 from ..weight_table import Weight, norm_rows
 from . import llama
 from .family import Family, numbers

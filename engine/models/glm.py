@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..blocks.layers import AROUND, Norms, dense_or_experts, sequential
-from ..hparams import HParams, Keys, read_router
+from ..hparams import HParams, read_router
+from ..keys import Keys
 from . import gemma, llama
 from .family import Family, numbers
 from .mixture import dense_lead

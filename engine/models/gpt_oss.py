@@ -10,7 +10,8 @@ import pyggml as gg
 
 from ..blocks.experts import experts
 from ..blocks.layers import Norms, sequential
-from ..hparams import HParams, Keys, Router, with_windows
+from ..hparams import HParams, Router, with_windows
+from ..keys import Keys
 from ..weight_table import Cut, Weight
 from . import llama
 from .family import Family, numbers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..blocks.layers import sequential
-from ..hparams import ABOVE_0, HParams, Keys
+from ..hparams import HParams
+from ..keys import ABOVE_0, Keys
 from .family import Family, numbers
 from .llama import table
 

@@ -15,7 +15,8 @@ from functools import partial
 
 from ..blocks.attention import attention, rope_then_norm
 from ..blocks.layers import Norms, sequential
-from ..hparams import HParams, Keys, Temperature
+from ..hparams import HParams, Temperature
+from ..keys import Keys
 from ..weight_table import Weight, embedding_rows, layer_rows
 from .family import Family, numbers
 

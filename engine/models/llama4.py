@@ -14,7 +14,8 @@ import pyggml as gg
 from ..blocks.attention import attention, rotate
 from ..blocks.layers import sequential
 from ..forward import Forward
-from ..hparams import HParams, Keys, Router, Temperature, with_windows
+from ..hparams import HParams, Router, Temperature, with_windows
+from ..keys import Keys
 from .family import Family, numbers
 from .llama import table
 from .mixture import dense_lead

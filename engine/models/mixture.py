@@ -11,7 +11,8 @@ from functools import partial
 
 from ..blocks.attention import attention, rope_then_norm
 from ..blocks.layers import sequential
-from ..hparams import HParams, Keys, read_router
+from ..hparams import HParams, read_router
+from ..keys import Keys
 from .family import Change, Family, numbers
 from .llama import table
 

@@ -9,7 +9,8 @@ import pyggml as gg
 
 from ..blocks.layers import AROUND, sequential
 from ..forward import Forward
-from ..hparams import ABOVE_0, HParams, Keys, with_windows
+from ..hparams import HParams, with_windows
+from ..keys import ABOVE_0, Keys
 from ..weight_table import Cut, Use, Weight
 from . import gemma
 from .family import Family, numbers

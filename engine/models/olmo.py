@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..blocks.layers import POST, sequential
-from ..hparams import HParams, Keys, with_windows
+from ..hparams import HParams, with_windows
+from ..keys import Keys
 from ..weight_table import Weight, attention_rows, embedding_rows, feed_forward_rows, norm_rows
 from .family import Family, numbers
 
