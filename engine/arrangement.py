@@ -49,7 +49,9 @@ class Deal:
     @property
     def title(self) -> str:
         """The mode and where, in words."""
-        names = ", ".join(d.device.description if d.device.kind == "gpu" else d.device.name for d in self.demands)
+        names = ", ".join(
+            d.device.description if d.device.kind == "gpu" else d.device.name for d in self.demands
+        )
         if len(self.demands) == 1:
             return f"One device: {names}"
         if self.mode is Mode.TENSOR:
@@ -70,7 +72,7 @@ class Arrangement:
 def cache_facts(options: LoadOptions, hp: HParams) -> CacheFacts:
     """The cache that the options ask for; raises ConfigError for types that the model's heads cannot have."""
     cache = CacheFacts(options.parallel, options.cache_type_k, options.cache_type_v)
-    cache.token_bytes(hp, 1, hp.n_head_kv)
+    cache.token_bytes(hp, (0, hp.n_layer), None)
     return cache
 
 
@@ -98,9 +100,7 @@ def arrange(
     return replace(arranged, notes=(f"--fit auto took {found[0]}", *arranged.notes))
 
 
-def wish_of(
-    model: ModelFacts, options: LoadOptions, dealt: Deal, machine: Sequence[DeviceFacts]
-) -> Wish:
+def wish_of(model: ModelFacts, options: LoadOptions, dealt: Deal, machine: Sequence[DeviceFacts]) -> Wish:
     """What was asked for, for remedies to be found."""
     n_ctx = options.ctx or min(LEAST_CTX, model.hp.n_ctx_train)
     compute_bytes = max(demand.results_bytes(n_ctx) for demand in dealt.demands)
@@ -139,7 +139,9 @@ def deal_model(model: ModelFacts, options: LoadOptions, devices: Sequence[Device
         dealt = _cut(model, options, devices, compute_bytes, n_ctx)
     else:
         dealt = _split(model, options, devices, compute_bytes, n_ctx)
-    return replace(dealt, demands=tuple(_with_results(model, options, dealt, i) for i in range(len(dealt.demands))))
+    return replace(
+        dealt, demands=tuple(_with_results(model, options, dealt, i) for i in range(len(dealt.demands)))
+    )
 
 
 def _results(hp: HParams, options: LoadOptions) -> int:
@@ -186,7 +188,7 @@ def _cut(
     if options.tensor_split is not None:
         values = parse_shares(options.tensor_split, len(devices))
         return dealt(cuts_by(values), f"as given: {options.tensor_split}")
-    cache_bytes = cache.n_bytes(hp, hp.n_layer, hp.n_head_kv, n_ctx)
+    cache_bytes = cache.n_bytes(hp, (0, hp.n_layer), None, n_ctx)
     cuts, reason = default_cuts(
         model, devices, compute_bytes, cache_bytes=cache_bytes, expert_split=options.expert_split
     )
@@ -196,7 +198,9 @@ def _cut(
         return by_default
     # Heads come in whole groups: shares that would fit to the byte may not, and coarser ones do.
     try:
-        return dealt(cuts_by(room), f"by free memory, for want of room: {', '.join(_percents(devices, room))}")
+        return dealt(
+            cuts_by(room), f"by free memory, for want of room: {', '.join(_percents(devices, room))}"
+        )
     except ConfigError:  # one of them would be left without work
         return by_default
 
@@ -226,4 +230,6 @@ def _counts(text: str) -> list[int]:
     try:
         return [int(part) for part in text.replace("/", ",").split(",")]
     except ValueError:
-        raise ConfigError(f"tensor-split = {text!r}; with --layer-split it is whole numbers of layers") from None
+        raise ConfigError(
+            f"tensor-split = {text!r}; with --layer-split it is whole numbers of layers"
+        ) from None

@@ -30,7 +30,7 @@ Slices = tuple[Slice | None, ...]
 class RankCut:
     """What one rank has of heads, vocabulary and, where they are dealt whole, experts.
 
-    `kv_heads` are the model's numbers of the key/value heads in the rank's order; local query head h
+    `kv_heads`, of layers without a window where those with one have others, are the model's numbers of the key/value heads in the rank's order; local query head h
     attends with local key/value head h // (n_head // n_head_kv).
     """
 
@@ -163,7 +163,8 @@ def _cut(
     expert_split: str,
 ) -> TensorPlan:
     present = [row for row in rows if row.name in types]
-    heads = head_cuts(hp.n_head, hp.n_head_kv, _head_unit(hp, present, types), shares)
+    n_head_kv = min(hp.heads(i).n_head_kv for i in range(hp.n_layer))
+    heads = head_cuts(hp.n_head, n_head_kv, _head_unit(hp, present, types), shares)
     vocab = _columns(hp.n_vocab, 1, shares)
     has_whole_experts = bool(hp.n_expert) and expert_split == "experts"
     experts = deal_spans(hp.n_expert, 1, shares) if has_whole_experts else (None,) * len(shares)
@@ -236,9 +237,10 @@ class _Cutter:
             case Cut.HEADS:
                 return self._each(Axis.OUT, 0, self._head_spans(row.shape[0]))
             case Cut.HEADS_KV:
-                n = row.shape[0] // self.hp.n_head_kv
-                spans = [[(kv * n, kv * n + n) for kv in rank.kv_heads] for rank in self.ranks]
-                return self._each(Axis.OUT, 0, spans)
+                n_head_kv = self.hp.heads(int(row.name.split(".")[1])).n_head_kv
+                n, group = row.shape[0] // n_head_kv, self.hp.n_head // n_head_kv
+                held = [kv_heads_of(rank.heads, group) for rank in self.ranks]
+                return self._each(Axis.OUT, 0, [[(kv * n, kv * n + n) for kv in of_rank] for of_rank in held])
             case Cut.HEADS_IN:
                 return self._each(Axis.IN, last, self._head_spans(row.shape[last]))
             case Cut.IN:

@@ -40,15 +40,15 @@ class CacheFacts:
     type_k: str = "f16"
     type_v: str = "f16"
 
-    def n_bytes(self, hp: HParams, n_layer: int, n_head_kv: int, n_ctx: int) -> int:
-        """Bytes of so many layers and heads with a context of n_ctx for each request."""
-        specs = cache_specs(hp, (0,), self.n_slots, n_ctx, self.type_k, self.type_v, n_head_kv)
-        return n_layer * sum(rows * _row_bytes(width, kind) for (rows, width), kind in specs.values())
+    def n_bytes(self, hp: HParams, layers: Span, heads: Span | None, n_ctx: int) -> int:
+        """Bytes of these layers with a context of n_ctx for each request; `heads` are a rank's query heads, None all."""
+        specs = cache_specs(hp, range(*layers), self.n_slots, n_ctx, self.type_k, self.type_v, heads)
+        return sum(rows * _row_bytes(width, kind) for (rows, width), kind in specs.values())
 
-    def token_bytes(self, hp: HParams, n_layer: int, n_head_kv: int) -> int:
+    def token_bytes(self, hp: HParams, layers: Span, heads: Span | None) -> int:
         """Bytes of one position of one request."""
-        specs = cache_specs(hp, (0,), 1, WINDOW, self.type_k, self.type_v, n_head_kv)
-        return n_layer * sum(_row_bytes(width, kind) for (_, width), kind in specs.values())
+        specs = cache_specs(hp, range(*layers), 1, WINDOW, self.type_k, self.type_v, heads)
+        return sum(_row_bytes(width, kind) for (_, width), kind in specs.values())
 
 
 def _row_bytes(width: int, kind: str) -> int:
@@ -89,7 +89,7 @@ class Demand:
 
     def cache_bytes(self, hp: HParams, cache: CacheFacts, n_ctx: int) -> int:
         """The rank's cache for a context of n_ctx."""
-        return cache.n_bytes(hp, self.n_layer, self.n_head_kv, n_ctx)
+        return cache.n_bytes(hp, self.layers, self.heads, n_ctx)
 
     def results_bytes(self, n_ctx: int) -> int:
         """The rank's memory for results with a context of n_ctx."""

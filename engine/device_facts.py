@@ -12,6 +12,7 @@ import pyggml as gg
 from .balance import DeviceFacts
 from .demand import CacheFacts, ModelFacts
 from .host_memory import available_bytes
+from .hparams import Heads
 from .kv_cache import WINDOW
 from .reserve import NO_RESERVE, Reserve
 
@@ -69,9 +70,14 @@ def _has_flash_attention(backend: gg.Backend, model: ModelFacts, cache: CacheFac
     if cache.type_k == "f32":
         return False
     hp = model.hp
-    with gg.Graph(backend, max_nodes=16) as g:
-        q = g.phantom("q", (1, hp.n_head, 1, hp.head_dim), "f32")
-        k = g.phantom("k", (1, hp.n_head_kv, WINDOW, hp.head_dim), cache.type_k)
-        v = g.phantom("v", (1, hp.n_head_kv, WINDOW, hp.head_dim_v), cache.type_v)
-        mask = g.phantom("mask", (1, 1, 1, WINDOW), "f16")
-        return backend.supports(gg.flash_attn(q, k, v, mask, scale=hp.attn_scale))
+    type_v = cache.type_v if hp.has_v_cache else cache.type_k
+
+    def is_supported(kv: Heads) -> bool:
+        with gg.Graph(backend, max_nodes=16) as g:
+            q = g.phantom("q", (1, hp.n_head, 1, kv.head_dim), "f32")
+            k = g.phantom("k", (1, kv.n_head_kv, WINDOW, kv.head_dim), cache.type_k)
+            v = g.phantom("v", (1, kv.n_head_kv, WINDOW, kv.head_dim_v), type_v)
+            mask = g.phantom("mask", (1, 1, 1, WINDOW), "f16")
+            return backend.supports(gg.flash_attn(q, k, v, mask, scale=hp.attn_scale))
+
+    return all(is_supported(kv) for kv in {hp.heads(i) for i in range(hp.n_layer)})

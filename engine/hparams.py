@@ -83,12 +83,22 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Key/value heads of a layer, and the sizes of heads in Q and K, and in V."""
+
+    n_head_kv: int
+    head_dim: int
+    head_dim_v: int
+
+
+@dataclass(frozen=True)
 class HParams:
     """A model's numbers.
 
     `is_swa[i]` says whether layer i sees only the last `n_swa` positions, or with `is_chunked` those of its own
     stretch of `n_swa`. Tuples that are empty hold for no layer, `has_rope` for all. Layers after the first
-    `n_layer` (`n_layer_nextn` of them) predict further tokens and are not used.
+    `n_layer` (`n_layer_nextn` of them) predict further tokens and are not used. Layers from `n_layer_kv` on, if it is
+    not 0, have no K and V of their own.
     """
 
     arch: str
@@ -126,6 +136,20 @@ class HParams:
     n_ff_shexp: int = 0
     is_dense: tuple[bool, ...] = ()
     latent: Latent | None = None
+    heads_swa: Heads | None = None
+    n_layer_kv: int = 0
+
+    def heads(self, i: int) -> Heads:
+        """The heads of layer i, which with a window may have other ones."""
+        if self.heads_swa is not None and self.is_swa[i]:
+            return self.heads_swa
+        return Heads(self.n_head_kv, self.head_dim, self.head_dim_v)
+
+    def kv_layer(self, i: int) -> int:
+        """The layer whose K and V layer i attends to: its own, or the last of its kind that has any."""
+        if not self.n_layer_kv or i < self.n_layer_kv:
+            return i
+        return next(j for j in range(self.n_layer_kv - 1, -1, -1) if self.is_swa[j] == self.is_swa[i])
 
     def has_experts(self, i: int) -> bool:
         """Whether the feed-forward of layer i is one of experts."""

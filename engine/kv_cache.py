@@ -11,13 +11,16 @@ Owned by the rank's runner; used from the engine thread only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 import pyggml as gg
 
+from .balance import Span
 from .errors import ConfigError
+from .head_cuts import kv_heads_of
 from .hparams import HParams
 
 WINDOW = 256  # rows; attention sees a multiple of it
@@ -36,26 +39,34 @@ def cache_specs(
     n_ctx: int,
     type_k: str,
     type_v: str,
-    n_head_kv: int | None = None,
+    heads: Span | None = None,
 ) -> dict[str, tuple[tuple[int, int], str]]:
-    """Shapes and types of the tables, for allocation and for planning.
+    """Shapes and types of the tables, for allocation and for planning; `heads` are a rank's run of query heads.
 
     Raises ConfigError when a type is not a cache type or its blocks do not divide the heads.
     """
-    heads = hp.n_head_kv if n_head_kv is None else n_head_kv
     specs: dict[str, tuple[tuple[int, int], str]] = {}
-    parts = (("k", type_k, hp.head_dim), ("v", type_v, hp.head_dim_v))
-    for part, kind, head_dim in parts if hp.has_v_cache else parts[:1]:
-        if kind not in CACHE_TYPES:
-            raise ConfigError(f"cache type {kind!r}; {', '.join(CACHE_TYPES)} are supported")
-        block = gg.dtype(kind).block_size
-        if head_dim % block:
-            raise ConfigError(
-                f"cache type {kind} has blocks of {block}, which do not divide heads of {head_dim}; use f16"
-            )
-        rows = n_slots * round_up(n_ctx, WINDOW) + 1
-        specs |= {f"{part}.{i}": ((rows, heads * head_dim), kind) for i in layers}
+    rows = n_slots * round_up(n_ctx, WINDOW) + 1
+    for i in layers:
+        if hp.kv_layer(i) != i:
+            continue
+        kv = hp.heads(i)
+        n_head_kv = len(kv_heads_of(heads or (0, hp.n_head), hp.n_head // kv.n_head_kv))
+        parts = (("k", type_k, kv.head_dim), ("v", type_v, kv.head_dim_v))
+        for part, kind, head_dim in parts if hp.has_v_cache else parts[:1]:
+            _check_type(kind, head_dim)
+            specs[f"{part}.{i}"] = (rows, n_head_kv * head_dim), kind
     return specs
+
+
+def _check_type(kind: str, head_dim: int) -> None:
+    if kind not in CACHE_TYPES:
+        raise ConfigError(f"cache type {kind!r}; {', '.join(CACHE_TYPES)} are supported")
+    block = gg.dtype(kind).block_size
+    if head_dim % block:
+        raise ConfigError(
+            f"cache type {kind} has blocks of {block}, which do not divide heads of {head_dim}; use f16"
+        )
 
 
 def cache_bytes(hp: HParams, n_slots: int, n_ctx: int, type_k: str, type_v: str) -> int:
@@ -89,7 +100,7 @@ def hadamard_matrix(n: int) -> np.ndarray:
 class KVCache:
     """The cache of one rank: `k[i]` and `v[i]` are the tables of layer i, for the layers it holds.
 
-    `n_head_kv` is the number of K and V heads on this rank; with 0 it holds nothing.
+    `heads` are the rank's run of query heads, which tells how many of K and V it holds.
     """
 
     def __init__(
@@ -102,23 +113,31 @@ class KVCache:
         type_k: str = "f16",
         type_v: str = "f16",
         layers: range | None = None,
-        n_head_kv: int | None = None,
+        heads: Span | None = None,
     ) -> None:
         self.n_slots = n_slots
         self.n_ctx = n_ctx
         self.types = type_k, type_v
         self.n_rows = round_up(n_ctx, WINDOW)
         self.trash_row = n_slots * self.n_rows
-        held = () if n_head_kv == 0 else range(hp.n_layer) if layers is None else layers
-        self._buffer = gg.Buffer(backend, cache_specs(hp, held, n_slots, n_ctx, type_k, type_v, n_head_kv))
+        has_heads = heads is None or heads[0] < heads[1]
+        held = (range(hp.n_layer) if layers is None else layers) if has_heads else ()
+        specs = cache_specs(hp, held, n_slots, n_ctx, type_k, type_v, heads)
+        self._buffer = gg.Buffer(backend, specs)
         self._rotations: list[gg.Buffer] = []
-        self.k = {i: self._buffer[f"k.{i}"] for i in held}
-        self.v = {i: self._buffer[f"v.{i}"] for i in held if hp.has_v_cache}
-        self.turn_k = self._rotation(backend, rotation_size(type_k, hp.head_dim, largest=True))
+        self.k = {i: self._buffer[f"k.{i}"] for i in held if f"k.{i}" in specs}
+        self.v = {i: self._buffer[f"v.{i}"] for i in held if f"v.{i}" in specs}
+        of_layers = {hp.heads(i) for i in range(hp.n_layer)}
+        in_k, in_v = (
+            math.gcd(*(kv.head_dim for kv in of_layers)),
+            math.gcd(*(kv.head_dim_v for kv in of_layers)),
+        )
         if hp.has_v_cache:
-            self.turn_v = self._rotation(backend, rotation_size(type_v, hp.head_dim_v, largest=False))
+            self.turn_k = self._rotation(backend, rotation_size(type_k, in_k, largest=True))
+            self.turn_v = self._rotation(backend, rotation_size(type_v, in_v, largest=False))
         else:
-            self.turn_v = self.turn_k
+            size = rotation_size(type_k, math.gcd(in_k, in_v), largest=True)
+            self.turn_k = self.turn_v = self._rotation(backend, size)
         self._tables = [*self.k.values(), *self.v.values()]
         self._zeroed = [0] * n_slots
         for table in self._tables:

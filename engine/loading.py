@@ -86,7 +86,7 @@ class LoadedModel:
         try:
             cache = KVCache(
                 backend, model.hparams, n_slots=options.parallel, n_ctx=self.n_ctx, layers=layers,
-                n_head_kv=demand.n_head_kv, type_k=options.cache_type_k, type_v=options.cache_type_v,
+                heads=demand.heads, type_k=options.cache_type_k, type_v=options.cache_type_v,
             )  # fmt: skip
         except BaseException:
             weights.close()

@@ -108,7 +108,7 @@ def advice(predictions: Mapping[str, Prediction]) -> str:
 def _token_s(hp: HParams, demand: Demand, cache: CacheFacts, n_past: int) -> float | None:
     if not demand.device.bandwidth:
         return None
-    cache_bytes = n_past * cache.token_bytes(hp, demand.n_layer, demand.n_head_kv)
+    cache_bytes = n_past * cache.token_bytes(hp, demand.layers, demand.heads)
     return (
         demand.read_bytes + cache_bytes
     ) / demand.device.bandwidth + demand.n_layer * demand.device.layer_s

@@ -127,7 +127,8 @@ def _fits_one(wish: Wish, gpus: Sequence[DeviceFacts]) -> bool:
 def _is_smaller(wish: Wish, cache: CacheFacts) -> bool:
     hp = wish.model.hp
     try:
-        return cache.token_bytes(hp, 1, 1) < wish.cache.token_bytes(hp, 1, 1)
+        every = (0, hp.n_layer)
+        return cache.token_bytes(hp, every, None) < wish.cache.token_bytes(hp, every, None)
     except ConfigError:  # its blocks do not divide the heads
         return False
 
@@ -212,7 +213,7 @@ def split_demands(
     if not devices[0].looks_up:
         first = 0
     free = [max(0, n - compute_bytes) for n in memory_each(devices)]
-    kv_bytes = cache.n_bytes(model.hp, 1, model.hp.n_head_kv, n_ctx)
+    kv_bytes = -(-cache.n_bytes(model.hp, (0, model.hp.n_layer), None, n_ctx) // model.hp.n_layer)
     is_last_cpu = devices[-1].kind == "cpu" and any(d.kind != "cpu" for d in devices)
     spans = layer_split(sizes, first, last, kv_bytes, free, is_last_cpu=is_last_cpu)
     return layer_demands(model, spans, devices, compute_bytes)

@@ -82,8 +82,8 @@ def attention_rows(
     Q, K and V may lie in one tensor. Q and K are normed head by head, all heads alike or each with weights of its
     own (`has_own_qk_norms`), or by hp over all heads at once.
     """
-    q, k, v = hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim, hp.n_head_kv * hp.head_dim_v
-    b = f"blk.{i}."
+    kv, b = hp.heads(i), f"blk.{i}."
+    q, k, v = hp.n_head * kv.head_dim, kv.n_head_kv * kv.head_dim, kv.n_head_kv * kv.head_dim_v
     if norm:
         yield from norm_rows(b + norm, hp.n_embd)
     for name, n_out, start, cut in (
@@ -95,18 +95,18 @@ def attention_rows(
         yield Weight(f"{b}{name}.weight", (n_out, hp.n_embd), cut, Use.MUL_MAT, source=fused)
         fused = Source(b + "attn_qkv.bias", (q + k + v,), start)
         yield Weight(f"{b}{name}.bias", (n_out,), cut, optional=True, source=fused)
-    yield Weight(b + "attn_output.weight", (hp.n_embd, hp.n_head * hp.head_dim_v), Cut.HEADS_IN, Use.MUL_MAT)
+    yield Weight(b + "attn_output.weight", (hp.n_embd, hp.n_head * kv.head_dim_v), Cut.HEADS_IN, Use.MUL_MAT)
     yield Weight(b + "attn_output.bias", (hp.n_embd,), optional=True)
     for name, n_head, cut in (
         ("attn_q_norm", hp.n_head, Cut.HEADS),
-        ("attn_k_norm", hp.n_head_kv, Cut.HEADS_KV),
+        ("attn_k_norm", kv.n_head_kv, Cut.HEADS_KV),
     ):
         if has_own_qk_norms:
-            yield Weight(f"{b}{name}.weight", (n_head, hp.head_dim), cut, optional=True)
+            yield Weight(f"{b}{name}.weight", (n_head, kv.head_dim), cut, optional=True)
         elif hp.has_wide_qk_norm:
-            yield Weight(f"{b}{name}.weight", (n_head * hp.head_dim,), cut)
+            yield Weight(f"{b}{name}.weight", (n_head * kv.head_dim,), cut)
         else:
-            yield Weight(f"{b}{name}.weight", (hp.head_dim,), optional=True)
+            yield Weight(f"{b}{name}.weight", (kv.head_dim,), optional=True)
 
 
 def feed_forward_rows(hp: HParams, i: int, *, has_gate: bool = True, suffix: str = "") -> Iterator[Weight]:

@@ -38,8 +38,10 @@ def attention(f: Forward, i: int, x: gg.Tensor, *, place: Placing = norm_then_ro
         if hp.has_wide_qk_norm:
             f.reduce(x[:, :2].cont() * 0.0)
         return None if only_writes(f, i) else f.nothing(x)
-    q = f.linear(x, b + "attn_q").reshape(f.shape.n_rows, -1, hp.head_dim)
-    k = f.linear(x, b + "attn_k").reshape(f.shape.n_rows, -1, hp.head_dim)
+    q, k = (
+        f.linear(x, b + name).reshape(f.shape.n_rows, -1, hp.heads(i).head_dim)
+        for name in ("attn_q", "attn_k")
+    )
     v = f.linear(x, b + "attn_v")
     seen = attend_cached(f, i, *place(f, i, q, k), v)
     if seen is None:
@@ -133,9 +135,10 @@ def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor |
         if v_table is not None:
             f.graph.do(v_table)
         return None
-    q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, hp.head_dim).permute(0, 2, 1, 3)
-    k = _window(f, k_table, hp.head_dim)
-    v = k[..., : hp.head_dim_v] if v_table is None else _window(f, v_table, hp.head_dim_v)
+    heads = hp.heads(i)
+    q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, heads.head_dim).permute(0, 2, 1, 3)
+    k = _window(f, k_table, heads.head_dim)
+    v = k[..., : heads.head_dim_v] if v_table is None else _window(f, v_table, heads.head_dim_v)
     sinks = f.maybe(f"blk.{i}.attn_sinks.weight")
     seen = attend(f, q, k, v, f.mask(hp.is_swa[i]), hp.attn_scale, softcap=hp.attn_softcap, sinks=sinks)
     return _turn(f, seen, f.cache.turn_v)
