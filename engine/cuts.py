@@ -30,8 +30,8 @@ Slices = tuple[Slice | None, ...]
 class RankCut:
     """What one rank has of heads, vocabulary and, where they are dealt whole, experts.
 
-    `kv_heads`, of layers without a window where those with one have others, are the model's numbers of the key/value heads in the rank's order; local query head h
-    attends with local key/value head h // (n_head // n_head_kv).
+    `kv_heads` are the model's numbers of the key/value heads in the rank's order, of layers without a window where
+    those with one have others; local query head h attends with local key/value head h // (n_head // n_head_kv).
     """
 
     share: float

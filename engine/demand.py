@@ -41,7 +41,7 @@ class CacheFacts:
     type_v: str = "f16"
 
     def n_bytes(self, hp: HParams, layers: Span, heads: Span | None, n_ctx: int) -> int:
-        """Bytes of these layers with a context of n_ctx for each request; `heads` are a rank's query heads, None all."""
+        """Bytes of these layers with a context of n_ctx for each request, for a rank's query heads or all."""
         specs = cache_specs(hp, range(*layers), self.n_slots, n_ctx, self.type_k, self.type_v, heads)
         return sum(rows * _row_bytes(width, kind) for (rows, width), kind in specs.values())
 

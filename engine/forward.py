@@ -139,7 +139,10 @@ class Forward:
         if name not in self._masks:
             s = self.shape
             shape = (s.n_seq, 1, s.n_tokens, s.n_kv)
-            mask = self.graph.causal_mask(name, self.positions, shape, self.hp.n_swa if swa else 0)
+            if swa and self.hp.is_chunked:
+                mask = self.graph.input(name, shape, "f16")
+            else:
+                mask = self.graph.causal_mask(name, self.positions, shape, self.hp.n_swa if swa else 0)
             self._masks[name] = self.graph.let_move(mask, 3)
         return self._masks[name]
 
