@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_MAX_TRIES = 3
 
 
 class PeerError(Exception):
@@ -59,14 +60,20 @@ def parallel_speeds(
     """llama-batched-bench: (sequences, generated tokens a second of all together in each run, the first one cold)."""
     command = ["llama-batched-bench", "-m", path, "-fa", "on", "--output-format", "jsonl", *flags]
     command += ["-npp", str(n_prompt), "-ntg", str(n_gen), "-c", str(max(counts) * (n_prompt + n_gen))]
-    # It may lose the last line that it prints when it ends, so one more run comes after those that are wanted.
-    command += ["-npl", ",".join(str(n) for n in (*(n for n in counts for _ in range(n_runs)), min(counts)))]
-    found: list[float] = []
-    for line in _lines(command, env):
-        found.append(float(line["speed_tg"]))
-        if len(found) == n_runs:
-            yield int(line["pl"]), found
-            found = []
+    left = list(counts)
+    for _ in range(_MAX_TRIES):
+        # It may lose the last lines that it prints, so one more run comes after those that are wanted.
+        runs = [n for n in left for _ in range(n_runs)] + [min(left)]
+        found: dict[int, list[float]] = {n: [] for n in left}
+        for line in _lines([*command, "-npl", ",".join(map(str, runs))], env):
+            n = int(line["pl"])
+            found[n].append(float(line["speed_tg"]))
+            if len(found[n]) == n_runs:
+                left.remove(n)
+                yield n, list(found[n])
+        if not left:
+            return
+    raise PeerError(f"llama-batched-bench printed nothing for {left} sequences in {_MAX_TRIES} tries")
 
 
 def _lines(command: list[str], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
