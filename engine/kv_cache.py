@@ -3,7 +3,7 @@
 Per layer one table for K and one for V, [n_slots * n_ctx + 1, n_head_kv * head_dim], or one for both where V is
 the first part of K (latent attention): slot s holds
 rows s * n_ctx and on, and the last row of the table takes what padding tokens write. Memory is
-zeroed as the window over it grows, since rows never written are read under a mask and must be finite.
+zeroed, on the host as the window over it grows, since rows never written are read under a mask and must be finite.
 Quantised caches hold K and V turned by a Hadamard matrix, which spreads outliers over a block and
 costs less quality (https://github.com/ggml-org/llama.cpp/pull/21038); attention turns them back.
 Owned by the rank's runner; used from the engine thread only.
@@ -139,9 +139,14 @@ class KVCache:
             size = rotation_size(type_k, math.gcd(in_k, in_v), largest=True)
             self.turn_k = self.turn_v = self._rotation(backend, size)
         self._tables = [*self.k.values(), *self.v.values()]
-        self._zeroed = [0] * n_slots
-        for table in self._tables:
-            table.zero(start_row=self.trash_row, n_rows=1)
+        # A card zeroes all at once; in host memory pages that nobody uses stay untouched.
+        is_on_host = backend.device.kind == "cpu"
+        self._zeroed = [0 if is_on_host else self.n_rows] * n_slots
+        if is_on_host:
+            for table in self._tables:
+                table.zero(start_row=self.trash_row, n_rows=1)
+        else:
+            self._buffer.clear()
 
     def _rotation(self, backend: gg.Backend, n: int) -> gg.Tensor | None:
         if n == 0:

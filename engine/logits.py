@@ -1,4 +1,4 @@
-"""The logits of a step, which stay on the device until somebody wants more than the best of each row.
+"""The logits of a step, which stay on the devices until somebody wants more than the best of each row.
 
 Valid until the next step. Engine thread only.
 """
@@ -6,32 +6,63 @@ Valid until the next step. Engine thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from pyggml import Candidates
+from pyggml import Candidates, merged_candidates
 
 
 class Logits:
-    """Rows of logits of which the device has found the `best` already.
+    """Rows of logits of which the devices have found the best already, each among its part of the vocabulary.
 
-    Shapes: rows() float32 [n_rows, n_vocab]; best [n_rows, k].
+    `parts` are what they found and `first_ids` where their parts begin.
+    Shapes: rows() float32 [n_rows, n_vocab]; a part's ids [rows of the step, k].
     """
 
     def __init__(
-        self, fetch: Callable[[], npt.NDArray[np.float32]], best: Candidates, at: Sequence[int] | None = None
+        self,
+        fetch: Callable[[], npt.NDArray[np.float32]],
+        parts: Sequence[Candidates],
+        first_ids: Sequence[int] = (0,),
+        at: Sequence[int] | None = None,
     ) -> None:
         self._fetch = fetch
+        self._parts, self._first_ids = parts, first_ids
         self._at = at
-        if at is not None:
-            rows = list(at)
-            best = Candidates(best.ids[rows], best.values[rows], best.found[rows], best.logsumexp[rows])
-        self.best = best
+
+    @property
+    def k(self) -> int:
+        """How many of each row are known."""
+        return int(self._parts[0].ids.shape[1])
 
     def take(self, at: Sequence[int]) -> Logits:
         """Some of the rows of a step that were not taken from yet."""
-        return Logits(self._fetch, self.best, at)
+        return Logits(self._fetch, self._parts, self._first_ids, at)
+
+    @cached_property
+    def best(self) -> Candidates:
+        """The best of each of these rows among the whole vocabulary."""
+        best = merged_candidates(self._parts, self._first_ids)
+        if self._at is None:
+            return best
+        rows = list(self._at)
+        return Candidates(best.ids[rows], best.values[rows], best.found[rows], best.logsumexp[rows])
+
+    def greedy(self) -> list[int] | None:
+        """The likeliest token of each of these rows; None where a row cannot be used or is empty."""
+        founds = [part.found for part in self._parts]
+        if min(int(found.min()) for found in founds) < 1:
+            return None
+        if len(self._parts) == 1:
+            ids = self._parts[0].ids[:, 0]
+        else:
+            winner = np.argmax([part.values[:, 0] for part in self._parts], axis=0)  # of equal ones the lowest part
+            each = np.stack([part.ids[:, 0] + first for part, first in zip(self._parts, self._first_ids)])
+            ids = np.take_along_axis(each, winner[None], axis=0)[0]
+        found: list[int] = (ids if self._at is None else ids[list(self._at)]).tolist()
+        return found
 
     def value(self, row: int, token: int) -> float:
         """The logit of one token."""
@@ -39,6 +70,6 @@ class Logits:
         return float(self.best.values[row, at[0]] if at.size else self.rows()[row, token])
 
     def rows(self) -> npt.NDArray[np.float32]:
-        """All logits of these rows, fetched from the device, which the caller may change."""
+        """All logits of these rows, fetched from the devices, which the caller may change."""
         rows = self._fetch()
         return rows if self._at is None else rows[list(self._at)]

@@ -179,7 +179,7 @@ class Plan:
             return fetch()
         widths = [graph.results["logits"].shape[1] for graph in graphs]
         found = [gg.chosen_candidates(graph.results["chosen"]) for graph in graphs]
-        return Logits(fetch, gg.merged_candidates(found, np.cumsum([0, *widths[:-1]]).tolist()))
+        return Logits(fetch, found, np.cumsum([0, *widths[:-1]]).tolist())
 
     def fill(
         self,

@@ -161,7 +161,7 @@ class Runner:
     def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
         if len(place.ids) > self.max_chunk:
-            place, out_rows = self._pipelined(place, out_rows)
+            return self._pipelined(place, out_rows)
         n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
         shape = replace(self._prefill_shape(place, n_out), is_hidden=is_hidden)
         n = shape.n_tokens
@@ -194,32 +194,31 @@ class Runner:
     def _window(self, end: int, n_tokens: int) -> int:
         return window_length(end, n_tokens, self._cache.n_rows, can_move=self._can_move)
 
-    def _pipelined(self, place: Place, out_rows: Sequence[int]) -> tuple[Place, Sequence[int]]:
-        """Evaluate all micro-batches but the last with every stage busy; return the last.
+    def _pipelined(self, place: Place, out_rows: Sequence[int]) -> np.ndarray | Logits:
+        """Evaluate micro-batches with every stage busy; the logits of the last token, if it is in out_rows.
 
         Stages take them in order from their queues. A plan's host arrays may change when its step
         before is done on the last stage, hence one lane more than stages.
         """
         group = self._ranks.group
         assert group is not None and self._ranks.is_split_by_layer, "only stages take more than a chunk"
-        size = self.max_chunk
+        size, n_lanes = self.max_chunk, group.n_ranks + 1
         starts = range(0, len(place.ids), size)
         pieces = [Place(place.slot, place.start + s, place.ids[s : s + size]) for s in starts]
-        n_lanes = group.n_ranks + 1
-        shapes = [self._prefill_shape(p, 0, k % n_lanes) for k, p in enumerate(pieces[:-1])]
+        outs: list[list[int]] = [[] for _ in pieces]
+        outs[-1] = [row - starts[-1] for row in out_rows]
+        shapes = [self._prefill_shape(p, len(out), k % n_lanes) for k, (p, out) in enumerate(zip(pieces, outs))]
         self._kept = {self._key(shape) for shape in shapes}
         try:
-            for shape in shapes:  # nothing is built or freed while steps are in flight
-                self._plan(shape)
-            steps = [(self._plan(shape), shape, piece) for shape, piece in zip(shapes, pieces)]
-            self._ranks.expose(place.slot, 1, self._prefill_shape(pieces[-1], 0).n_kv)
+            plans = [self._plan(shape) for shape in shapes]  # nothing is built or freed while steps are in flight
+            self._ranks.expose(place.slot, 1, shapes[-1].n_kv)
             start = time.perf_counter()
-            for plan, shape, piece in steps:
+            for plan, shape, piece, out in zip(plans, shapes, pieces, outs):
                 group.wait(n_lanes - 1)
                 plan.move(shape.slot0, shape.n_kv)
-                plan.fill([piece], (), self._embed)
+                plan.fill([piece], out, self._embed)
                 plan.post()
-            steps[-1][0].finish()
+            plans[-1].finish()
         except BaseException:
             if not group.closed:
                 group.wait()
@@ -227,10 +226,8 @@ class Runner:
         finally:
             self._kept = set()
         self.stats.native_s += time.perf_counter() - start
-        self.stats.n_steps += len(steps)
-        last = pieces[-1]
-        skipped = last.start - place.start
-        return last, [row - skipped for row in out_rows]
+        self.stats.n_steps += len(plans)
+        return self._logits(plans[-1])
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:
         plan = self._plan(shape)
@@ -241,6 +238,9 @@ class Runner:
         plan.step()
         self.stats.native_s += time.perf_counter() - start
         self.stats.n_steps += 1
+        return self._logits(plan)
+
+    def _logits(self, plan: Plan) -> np.ndarray | Logits:
         logits = plan.logits()
         return np.empty((0, self.hp.n_vocab), np.float32) if logits is None else logits
 

@@ -71,6 +71,8 @@ class Sampler:
         self._random = np.random.Generator(np.random.Philox(key=np.array([self.seed, index], np.uint64)))
         self._n_vocab = n_vocab
         bias = dict(params.logit_bias) | dict.fromkeys(banned, -np.inf)
+        self._banned = frozenset(token for token, value in bias.items() if value == -np.inf)
+        self._only_bans = len(self._banned) == len(bias)
         for token in bias:
             if not 0 <= token < n_vocab:
                 raise RequestError(f"logit_bias has token {token}; this model's ids go from 0 to {n_vocab - 1}")
@@ -98,11 +100,37 @@ class Sampler:
     def is_served_by(self, k: int) -> bool:
         """Whether the k best logits of a row and its log-sum-exp at scale 1 are enough, as the model made them."""
         return (
-            not self.has_edits
+            (not self.has_edits or self._has_only_bans)
             and self.constraint is None
-            and self.n_candidates <= k
+            and self.n_candidates + len(self._banned) <= k
             and (self.params.logprobs or 0) <= k
-            and self.scale in (0.0, 1.0)
+            and (self.scale == 0.0 or (self.scale == 1.0 and not self._banned))
+        )
+
+    @property
+    def _has_only_bans(self) -> bool:
+        return self._only_bans and not (self._has_penalty or self._has_repeat_penalty)
+
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether the choice is the row's largest logit, with nothing to be told or remembered about it."""
+        plain = self.params.is_greedy and self.params.logprobs is None and self.constraint is None
+        return plain and (not self.has_edits or self._has_only_bans)
+
+    def allows(self, token: int) -> bool:
+        """Whether a token is not banned."""
+        return token not in self._banned
+
+    def without_banned(self, best: Candidates, r: int) -> Candidates:
+        """Row r of candidates without banned tokens, as rows of one."""
+        found = int(best.found[r])
+        kept = [i for i in range(max(found, 0)) if int(best.ids[r, i]) not in self._banned]
+        n_found = found if found < 0 else len(kept) or NONE_LEFT
+        return Candidates(
+            best.ids[r : r + 1, kept],
+            best.values[r : r + 1, kept],
+            np.array([n_found], np.int32),
+            best.logsumexp[r : r + 1],
         )
 
     def sees_all(self, n_found: int) -> bool:
@@ -201,9 +229,11 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
     Shapes: logits [n_rows, n_vocab], samplers n_rows.
     """
     if isinstance(logits, Logits):
-        best = logits.best
-        if all(sampler.is_served_by(best.ids.shape[1]) for sampler in samplers):
-            return [_sampled(logits, r, sampler, best) for r, sampler in enumerate(samplers)]
+        likeliest = logits.greedy() if all(sampler.takes_the_likeliest for sampler in samplers) else None
+        if likeliest is not None and all(map(Sampler.allows, samplers, likeliest)):
+            return [Sampled(token) for token in likeliest]
+        if all(sampler.is_served_by(logits.k) for sampler in samplers):
+            return [_sampled(logits, r, sampler, logits.best) for r, sampler in enumerate(samplers)]
         logits = logits.rows()
     untouched: dict[int, tuple[FloatRow, Candidates]] = {}
     failed: dict[int, GenerationError] = {}
@@ -245,16 +275,17 @@ def _sampled(
     untouched: tuple[FloatRow, Candidates] | None = None,
 ) -> Sampled:
     """The choice from row r, of which `best` are the candidates; `untouched` is the row before it was edited."""
-    found = int(best.found[r])
+    allowed, row = (sampler.without_banned(best, r), 0) if isinstance(logits, Logits) else (best, r)
+    found = int(allowed.found[row])
     if found < 0:
         return Sampled(-1, error=_row_error(found))
     number = sampler.draw()
     n_seen = min(found, sampler.n_candidates)
-    seen = best.ids[r, :n_seen], best.values[r, :n_seen]
+    seen = allowed.ids[row, :n_seen], allowed.values[row, :n_seen]
     token = sampler.choose(*seen, float(best.logsumexp[r]), number, sampler.sees_all(found))
     if token is None:
-        row = logits.rows()[r : r + 1] if isinstance(logits, Logits) else logits[r : r + 1]
-        every = top_candidates(row, [0])
+        assert not isinstance(logits, Logits), "a device serves only what its candidates settle"
+        every = top_candidates(logits[r : r + 1], [0])
         token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
         assert token is not None
     try:

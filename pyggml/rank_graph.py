@@ -123,6 +123,7 @@ class RankGraph(Graph):
             f"a mask {tuple(shape)} takes as many int32 positions as it has tokens",
         )
         mask = self._leaf(shape, "f16")
+        self.do(positions)  # they need memory also where nothing else reads them
         self.collectives.append(Collective(self.n_nodes, lib.PG_MASK, mask, positions, window))
         return mask
 

@@ -17,7 +17,7 @@ N_VOCAB, K = 1000, 64
 
 def found_by_device(rows: np.ndarray) -> Logits:
     """Rows as a device leaves them: the K best and the log-sum-exp at scale 1."""
-    return Logits(lambda: rows.copy(), top_candidates(rows, [K] * len(rows), scale=[1.0] * len(rows)))
+    return Logits(lambda: rows.copy(), [top_candidates(rows, [K] * len(rows), scale=[1.0] * len(rows))])
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,10 @@ def found_by_device(rows: np.ndarray) -> Logits:
         ({"temperature": 1.0, "top_k": 0}, False),
         ({"temperature": 0.8, "top_k": 65}, False),
         ({"temperature": 0, "logit_bias": {3: -5.0}}, False),
+        ({"temperature": 0, "logit_bias": dict.fromkeys(range(10), -np.inf)}, True),
+        ({"temperature": 0.8, "top_k": 40, "logprobs": 2, "logit_bias": dict.fromkeys(range(10), -np.inf)}, True),
+        ({"temperature": 0.8, "top_k": 60, "logit_bias": dict.fromkeys(range(10), -np.inf)}, False),
+        ({"temperature": 0, "repeat_penalty": 1.2}, False),
         ({"temperature": 0, "frequency_penalty": 0.5}, False),
     ],
 )
@@ -41,8 +45,8 @@ def test_the_choice_is_the_same(options: dict[str, Any], is_served: bool) -> Non
     for _ in range(20):
         rows = (3 * rng.standard_normal((1, N_VOCAB))).astype(np.float32)
         fetched: list[int] = []
-        best = found_by_device(rows).best
-        logits = Logits(lambda: fetched.append(1) or rows.copy(), best)  # noqa: B023
+        rows[0, 5] = 20.0  # a banned token is the likeliest in some of the cases
+        logits = Logits(lambda: fetched.append(1) or rows.copy(), [found_by_device(rows).best])  # noqa: B023
         (got,), (right,) = sample(logits, [ours]), sample(rows.copy(), [theirs])
         assert got == right
         assert bool(fetched) is not is_served
@@ -54,6 +58,16 @@ def test_taken_rows_are_those_of_their_slots() -> None:
     np.testing.assert_array_equal(taken.rows(), rows[[3, 1]])
     np.testing.assert_array_equal(taken.best.ids[:, 0], rows[[3, 1]].argmax(axis=1))
     assert taken.value(0, 17) == rows[3, 17]
+
+
+def test_the_likeliest_of_parts_is_the_first_of_the_largest() -> None:
+    rows = np.zeros((3, N_VOCAB), np.float32)
+    rows[0, [900, 100, 600]], rows[1, 999], rows[2, [500, 499]] = 2.0, 1.0, 3.0
+    halves = [top_candidates(np.ascontiguousarray(h), [K] * 3, scale=[1.0] * 3) for h in np.split(rows, 2, axis=1)]
+    assert Logits(lambda: rows, halves, [0, 500]).greedy() == [100, 999, 499]
+    assert Logits(lambda: rows, halves, [0, 500], [2]).greedy() == [499]
+    broken = halves[0]._replace(found=np.array([HAS_NAN, K, K], np.int32))
+    assert Logits(lambda: rows, [broken, halves[1]], [0, 500]).greedy() is None
 
 
 @pytest.mark.parametrize("cuts", [[500], [100, 130], [999], [300, 600, 900]])
