@@ -17,7 +17,7 @@ from .backend import Backend
 from .dtypes import DType, dtype
 from .errors import AllocationError, ClosedError, DeviceError, ShapeError
 from .lifetime import Closable
-from .tensor import Tensor, check_storable, ggml_ne
+from .tensor import WORD_BYTES, Tensor, check_storable, ggml_ne
 
 Spec = tuple[Sequence[int], "str | DType"]
 
@@ -143,6 +143,7 @@ class Buffer(Closable):
     def _allocate(self, piece: list[tuple[Any, int]], weights: bool) -> None:
         last, offset = piece[-1]
         size = offset + int(lib.ggml_backend_buft_get_alloc_size(self._type, last))
+        size += -size % WORD_BYTES
         last_native_error()
         with self.lock:
             handle = lib.ggml_backend_buft_alloc_buffer(self._type, size)

@@ -84,10 +84,11 @@ def new_plan(backend: Backend, graph: Any, collectives: Sequence[Collective] = (
     if at[0] < 0:
         raise AllocationError("no host memory for a plan")
     node = lib.ggml_graph_node(graph, at[0])
+    words = ffi.string(lib.pg_obstacle(backend.device.handle, node)).decode()
     raise ComputeError(
         f"{backend.device.name} cannot compute {ffi.string(lib.ggml_op_desc(node)).decode()} "
         f"{ffi.string(node.name).decode('utf-8', 'replace')!r} "
-        f"with result {[int(n) for n in node.ne]} (innermost first)"
+        f"with result {[int(n) for n in node.ne]} (innermost first): {words}"
     )
 
 

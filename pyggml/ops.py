@@ -162,6 +162,7 @@ def sigmoid(x: Tensor) -> Tensor:
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """Limit each element of a float32 or float16 tensor."""
     need_type("clamp", x, ("f32", "f16"))
+    need(low <= high, "clamp", x, because=f"the lower limit {low} is above the upper one, {high}")
     return node(lib.ggml_clamp, x.ndim, x if x.is_contiguous and has_even_rows(x) else cont(x), low, high)
 
 

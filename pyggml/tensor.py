@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .definition import Definition
 
 MAX_ELEMENTS = 2**56  # ggml counts bytes in 64 bits; no type takes more than 8 an element
+WORD_BYTES = 4  # Vulkan fills memory in whole words
 
 # Some types exist only within kernels, as the form that activations take there.
 _STORABLE = {
@@ -179,8 +180,12 @@ class Tensor:
             raise ShapeError(f"rows {start_row} to {start_row + n_rows} are outside of {self.shape}")
         if not self.owner.is_plain:
             raise ShapeError(f"{self.name}: this buffer type takes tensors whole")
+        start, size = start_row * row_bytes, n_rows * row_bytes
         with self.owner.lock:
-            lib.ggml_backend_tensor_memset(handle, 0, start_row * row_bytes, n_rows * row_bytes)
+            if start % WORD_BYTES or size % WORD_BYTES:
+                lib.ggml_backend_tensor_set(handle, ffi.new("char[]", size), start, size)
+            else:
+                lib.ggml_backend_tensor_memset(handle, 0, start, size)
 
     def read_rows(self, start_row: int, n_rows: int) -> np.ndarray:
         """The bytes of rows of a contiguous matrix, uint8, as `set` takes them."""

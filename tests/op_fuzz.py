@@ -1,8 +1,9 @@
 """Random operands of every operation, built and run; the process must live.
 
-Run as a script by test_ops.py: `op_fuzz.py SEED N [OPERATION ...]` builds N graphs of each operation and prints what
-came of them. Only the errors that pyggml documents may come out. Each case is written to stderr before it runs, so that
-the last line names what ended the process.
+Run as a script by tests: `op_fuzz.py SEED N [OPERATION ...]` builds N graphs of each operation and prints what came of
+them. Only the errors that pyggml documents may come out. Each case is written to stderr before it runs, so that the
+last line names what ended the process. OP_FUZZ_DEVICE names a device; what one other than the CPU computes is compared
+with the CPU's results.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ QUANTISED = (
     "q1_0",
 )
 WRONG = (gg.ShapeError, gg.ComputeError, gg.AllocationError)
+LARGE, NMSE = 1e4, 1e-3
 
 
 class Case:
@@ -45,6 +47,7 @@ class Case:
         self.graph = gg.Graph(backend, max_nodes=256)
         self.values: dict[str, np.ndarray] = {}
         self.words: list[str] = []
+        self.has_odd_values = False
         self.is_wild = dice.random() < 0.6
 
     def kind(self, likely: Sequence[str] = ("f32",)) -> str:
@@ -92,28 +95,35 @@ class Case:
         extra = [0] * len(shape)
         if self.dice.random() < 0.2:
             extra[self.dice.randrange(len(shape))] = type.block_size
+        skipped = self.dice.choice((0, 1))
         tensor = self._stored([n + e for n, e in zip(stored, extra)], kind, way, top)
         if any(extra):
-            tensor = tensor[tuple(slice(0, n) for n in stored)]
+            tensor = tensor[tuple(slice(skipped * e, n + skipped * e) for n, e in zip(stored, extra))]
         if order != sorted(order):
             tensor = tensor.permute(*order)
         self.words += [
             f"{way}{tuple(shape)}{kind}",
             f"order{order}" * (order != sorted(order)),
-            "cut" * any(extra),
+            ("cut", "begun later")[skipped] * any(extra),
         ]
         return tensor
 
     def _stored(self, shape: list[int], kind: str, way: str, top: int | None) -> gg.Tensor:
         if gg.dtype(kind).is_quantized and kind not in ("q8_0", "q4_0"):
             blocks = self.graph.state("blocks", shape, kind)
-            blocks.set(np.frombuffer(self.dice.randbytes(blocks.n_bytes), np.uint8))
+            data = np.frombuffer(self.dice.randbytes(blocks.n_bytes), np.uint8)
+            blocks.set(data & 0x7F if kind == "nvfp4" else data)  # its scales have no sign
             return blocks
         data = self._data(shape, kind, top)
         if way == "weight":
             return self.graph.weight(data, type=kind)
         if way == "state":
-            return self.graph.state("state", shape, kind)
+            state = self.graph.state("state", shape, kind)
+            if self.dice.random() < 0.8:
+                state.set(data)
+            else:
+                self.has_odd_values = True
+            return state
         name = f"x{len(self.values)}"
         self.values[name] = data
         x = self.graph.input(name, shape, kind)
@@ -126,6 +136,7 @@ class Case:
             return rng.integers(low, min(high, 100), shape)
         data = rng.standard_normal(shape).astype(np.float32)
         if self.dice.random() < 0.1 and kind == "f32":
+            self.has_odd_values = True
             odd = self.dice.choice([np.nan, np.inf, -np.inf, 1e38, 0.0])
             data.reshape(-1)[rng.integers(0, data.size, 1 + data.size // 8)] = odd
         return data
@@ -187,7 +198,13 @@ def mul_mat_id(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
 def hadamard(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     n = c.dice.choice((1, 2, 4, 8, 16, 64, 3, 33))
     x = c.tensor(c.near([*c.shape(2), n * c.dice.choice((1, 2, 3))]), c.kind())
-    return op(x, c.tensor(c.near([n, n]), c.kind()))
+    if c.dice.random() < 0.3:
+        c.has_odd_values = True  # Not a Hadamard matrix, which some devices do not notice.
+        return op(x, c.tensor(c.near([n, n]), c.kind()))
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < n:
+        matrix = np.kron(np.array([[1, 1], [1, -1]], np.float32) / math.sqrt(2), matrix)
+    return op(x, c.graph.weight(matrix))
 
 
 def get_rows(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
@@ -384,27 +401,55 @@ PROPOSALS: dict[str, Callable[..., gg.Tensor]] = {
 }
 
 
-def attempt(backend: gg.Backend, name: str, dice: random.Random) -> str:
-    """Build and run one graph; returns what came of it."""
-    case = Case(backend, dice)
+def attempt(backend: gg.Backend, name: str, key: str) -> tuple[np.ndarray | str, Case]:
+    """Build and run one graph; returns its result, or the name of the error that refused it."""
+    case = Case(backend, random.Random(key))
     with case.graph as g:
         try:
             y = PROPOSALS[name](case, getattr(gg, name, None))
-            print(name, *case.words, file=sys.stderr, flush=True)
+            print(backend.device.name, key, *case.words, file=sys.stderr, flush=True)
             if y.dtype.block_size == 1:
                 y = gg.concat(y, y, 0)
             g.output("y", y)
-            g.run(**{n: v.astype(g.feeds[n].dtype) for n, v in case.values.items()})
+            return g.run(**{n: v.astype(g.feeds[n].dtype) for n, v in case.values.items()})["y"], case
         except WRONG as error:
-            return type(error).__name__
-    return "ran"
+            return type(error).__name__, case
+
+
+def is_near(name: str, ours: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two results are equal but for rounding; anything is near to numbers without bounds."""
+    a, b = ours.astype(np.float64), right.astype(np.float64)
+    if not np.isfinite(b).all() or np.abs(b).max(initial=0) > LARGE:
+        return True
+    if name == "top_k":  # in any order
+        a, b = np.sort(a), np.sort(b)
+    return bool(((a - b) ** 2).sum() <= NMSE * (b**2).sum() + 1e-9 * b.size)
+
+
+def outcome(backend: gg.Backend, beside: gg.Backend | None, name: str, key: str) -> str:
+    """What came of one graph."""
+    result, case = attempt(backend, name, key)
+    if isinstance(result, str):
+        return result
+    if beside is None or case.has_odd_values:
+        return "ran"
+    right, _ = attempt(beside, name, key)
+    if isinstance(right, str) or is_near(name, result, right):
+        return "ran"
+    print("  differs from the CPU's result", file=sys.stderr, flush=True)
+    return "differs"
 
 
 def main(seed: str, n: int, names: Sequence[str]) -> None:
-    with gg.Backend(os.environ.get("OP_FUZZ_DEVICE", "cpu"), threads=1) as backend, np.errstate(all="ignore"):
+    device = os.environ.get("OP_FUZZ_DEVICE", "cpu")
+    with (
+        gg.Backend(device, threads=1) as backend,
+        gg.Backend("cpu", threads=1) as cpu,
+        np.errstate(all="ignore"),
+    ):
+        beside = None if device == "cpu" else cpu
         for name in names or PROPOSALS:
-            dice = random.Random(f"{name} {seed}")
-            outcomes = Counter(attempt(backend, name, dice) for _ in range(n))
+            outcomes = Counter(outcome(backend, beside, name, f"{name} {seed} {i}") for i in range(n))
             print(name, *(f"{word}={count}" for word, count in sorted(outcomes.items())), flush=True)
 
 

@@ -4,7 +4,7 @@
 
 Takes Debian's packages with apt. Where the headers among them are older than ggml needs, those of a newer Debian are
 fetched too, with its signatures checked, and unpacked into the build cache, where vulkan.find() looks. Does nothing
-where all is there. Without apt, root or network it says in one line what is missing, which is an error only in CI.
+where all is there. Without apt, root or network it says in one line what is missing and exits with 75 (EX_TEMPFAIL).
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from . import cache, vulkan
 from .errors import BuildError
 
 PACKAGES = ("mesa-vulkan-drivers", "glslc", "libvulkan-dev", "spirv-headers")
+# What cannot be reached is found out in minutes.
+PATIENCE = ("-oAcquire::http::Timeout=30", "-oAcquire::https::Timeout=30", "-oAcquire::Retries=1")
+LIMIT_S = 900
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 NEWER = "trixie"
 
@@ -34,15 +37,18 @@ def missing() -> str | None:
 def install() -> None:
     """Install the packages, and newer headers when theirs are too old.
 
-    Raises: BuildError when apt cannot.
+    Raises: BuildError when apt cannot, or needs root.
     """
     arguments = ["install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *PACKAGES]
-    try:
-        _apt(arguments)
-    except BuildError:
-        # A fresh image has no lists, an old one has lists of packages that are gone.
-        _apt(["update"])
-        _apt(arguments)
+    if os.geteuid() == 0:
+        try:
+            _apt(arguments)
+        except BuildError:
+            # A fresh image has no lists, an old one has lists of packages that are gone.
+            _apt(["update"])
+            _apt(arguments)
+    elif not shutil.which("glslc") or not vulkan.has_driver():
+        raise BuildError("only root can install packages")
     if isinstance(vulkan.find(None), str):
         fetch_headers()
 
@@ -86,13 +92,18 @@ def _mirror() -> str:
 
 
 def _apt(arguments: list[str], folder: Path | None = None) -> None:
-    _run(["apt-get", "-qq", *arguments], folder)
+    _run(["apt-get", "-qq", *PATIENCE, *arguments], folder)
 
 
 def _run(command: list[str], folder: Path | None = None) -> str:
     """Run a program and return what it prints."""
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(command, check=False, env=env, cwd=folder, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            command, check=False, env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} took longer than {LIMIT_S} s") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise BuildError(f"{command[0]} failed: {said[-1] if said else f'status {done.returncode}'}")
@@ -102,7 +113,7 @@ def _run(command: list[str], folder: Path | None = None) -> str:
 def main() -> int:
     """Install what is missing and return the exit status."""
     obstacle = missing()
-    if obstacle and os.geteuid() == 0 and shutil.which("apt-get"):
+    if obstacle and shutil.which("apt-get"):
         print("installing Vulkan's compiler, headers and software driver", file=sys.stderr, flush=True)
         try:
             install()
@@ -110,8 +121,8 @@ def main() -> int:
         except BuildError as error:
             obstacle = f"{obstacle} ({error})"
     if obstacle:
-        print(f"Vulkan cannot be tested here: {obstacle}", file=sys.stderr)
-    return 1 if obstacle and os.environ.get("CI") else 0
+        print(f"VULKAN CANNOT BE TESTED HERE: {obstacle}", file=sys.stderr)
+    return os.EX_TEMPFAIL if obstacle else 0
 
 
 if __name__ == "__main__":

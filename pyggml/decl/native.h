@@ -44,6 +44,7 @@ int pg_plan_run(pg_plan *plan, const pg_transfer *inputs, int n_inputs, const pg
 int pg_first_bad_row(const pg_transfer *transfers, int n, int64_t *value);
 void pg_plan_read(pg_plan *plan, const pg_transfer *outputs, int n_outputs);
 bool pg_supports(ggml_backend_dev_t device, const struct ggml_tensor *node);
+const char *pg_obstacle(ggml_backend_dev_t device, const struct ggml_tensor *node);
 int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t *ne, bool experts,
                           const ggml_backend_buffer_type_t *candidates, int n);
 

@@ -1,7 +1,8 @@
 """Two Vulkan devices for the tests of this folder, which run in a process of their own: `pytest tests/vulkan`.
 
-By default the first device twice: on machines without a GPU that is Mesa's software driver. Others are named with
-GGML_VK_VISIBLE_DEVICES=0,1. Without two devices all tests are skipped with the remedy, or fail where CI is set.
+By default the first device twice: on machines without a GPU that is Mesa's software driver, whose compiled shaders are
+kept in the build cache. Others are named with GGML_VK_VISIBLE_DEVICES=0,1. Without two devices all tests are skipped
+with the remedy, or fail where CI is set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import pyggml as gg
+from third_party import cache
 
 
 def _keep_buffers() -> None:
@@ -27,6 +29,7 @@ def _keep_buffers() -> None:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache.root() / "shaders"))
 if "GGML_VK_VISIBLE_DEVICES" not in os.environ:
     os.environ["GGML_VK_VISIBLE_DEVICES"] = "0,0"
     _keep_buffers()

@@ -1,4 +1,4 @@
-"""Models over several Vulkan devices, and over Vulkan and other devices together, against the CPU alone."""
+"""Models over several Vulkan devices, and over Vulkan and other devices together, against one rank."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ THREE = ",".join([OTHERS[-1], "vulkan:0", "vulkan:1"])
 MODELS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("llama", "F32", "f32", {}),
     ("llama", "Q8_0", "f16", {}),
+    ("qwen2", "F32", "f32", {}),
     ("qwen3", "F16", "f16", {}),
     ("qwen3moe", "F32", "f32", {}),
     ("gemma3", "F32", "f16", {"n_layer": 2}),
@@ -35,17 +36,25 @@ MODELS: list[tuple[str, str, str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("arch", "quant", "cache_type", "shape"), MODELS, ids=["-".join(m[:3]) for m in MODELS]
 )
-def test_every_pair_and_mode_equals_the_cpu(
+def test_every_pair_and_mode_equals_one_rank(
     arch: str, quant: str, cache_type: str, shape: dict[str, Any], tiny: Callable[..., Path]
 ) -> None:
-    """A greedy answer may part where the two best logits are nearer than the error of either."""
+    """One rank on either of the devices.
+
+    Unlike devices round the activations of quantised types differently. A greedy answer of theirs may part where the
+    two best logits are nearer than that.
+    """
     path = tiny(arch, quant=quant, **shape)
-    right = evaluated(path, "cpu", cache_type=cache_type, max_tokens=8)
+    one = {d: evaluated(path, d, cache_type=cache_type, max_tokens=8) for d in ("vulkan:0", *OTHERS)}
     for devices, mode in MODES:
         ours = evaluated(path, devices, cache_type=cache_type, max_tokens=8, **mode)
-        where = f"{devices} {mode}"
-        assert ours.nmse(right) <= (1e-4 if quant in EXACT else 5e-3), where
-        assert ours.gap_at_parting(right) <= (0.02 if quant in EXACT else 0.3), where
+        for right in {devices.split(",")[0], devices.split(",")[1].replace(":1", ":0")}:
+            error = ours.nmse(one[right])
+            where = f"{devices} {mode} against {right}: NMSE {error:.1e}"
+            assert error <= (1e-4 if quant in EXACT else 5e-3), where
+            assert ours.gap_at_parting(one[right]) <= 0.3, where
+            assert ours.answers == one[right].answers or quant not in EXACT, where
+            assert error == 0 or "tp" in mode or devices != "vulkan:0,vulkan:0", where
 
 
 @pytest.mark.parametrize("split", ["2,1,1", "1,1,2"])
