@@ -148,6 +148,17 @@ class CudaLinks:
             raise
         return float(seconds[0])
 
+    def mover(self, report: TransportReport) -> Any | None:
+        """A way for messages between the cards whose copies were proven; None where there are none.
+
+        Raises DeviceError.
+        """
+        n = self.n_ranks
+        proven = [report.can_copy(source, target) for source in range(n) for target in range(n)]
+        if self._common or not any(proven):
+            return None
+        return _do(self._api.mover_new, n, self._handles, proven)
+
     def take(self, name: str) -> Any:
         """The native transport, for a group to own."""
         return self._transports.pop(name)
@@ -193,6 +204,9 @@ def attach(
             if span.name != "host":
                 made = links.take(span.name)
                 lib.pg_group_add_transport(group.handle, made, span.min_elements, span.max_elements)
+        mover = links.mover(report)
+        if mover is not None:
+            lib.pg_group_set_mover(group.handle, mover)
         return report
     finally:
         links.close()

@@ -8,6 +8,14 @@ typedef struct {
     void (*free)(void *self);
     bool can_capture;
 } pg_transport;
+typedef struct {
+    void *self;
+    bool (*can_move)(void *self, int from, int to);
+    bool (*put)(void *self, int from, int to, int box, const struct ggml_tensor *tensor, char *why, size_t why_size);
+    bool (*take)(void *self, int from, int to, int box, struct ggml_tensor *tensor, char *why, size_t why_size);
+    void (*free)(void *self);
+} pg_mover;
+void pg_group_set_mover(pg_group *group, const pg_mover *mover);
 void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group *group);
 
@@ -24,6 +32,7 @@ typedef struct {
     bool (*copy)(int from, int to, bool by_kernel, const void *sent, void *received, size_t size, double deadline_s, char *why, size_t why_size);
     pg_transport *(*push_new)(int n_ranks, const ggml_backend_t *backends, int64_t chunk_elements, double deadline_s, char *why, size_t why_size);
     pg_transport *(*nccl_new)(const char *library, const char *name, int n_ranks, const ggml_backend_t *backends, double deadline_s, char *why, size_t why_size);
+    pg_mover *(*mover_new)(int n_ranks, const ggml_backend_t *backends, const bool *may_copy, char *why, size_t why_size);
     bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, bool is_ordered, double deadline_s, char *why, size_t why_size);
     bool (*time)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int n_repeats, bool is_captured, double deadline_s, double *seconds, char *why, size_t why_size);
     bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);

@@ -42,6 +42,9 @@ typedef struct {
     pg_transport * (*nccl_new)(const char * library, const char * name, int n_ranks, const ggml_backend_t * backends,
                                double deadline_s, char * why, size_t why_size);
 
+    // Messages between ranks on distinct cards; may_copy[from * n_ranks + to] says which pairs' copies were proven.
+    pg_mover * (*mover_new)(int n_ranks, const ggml_backend_t * backends, const bool * may_copy, char * why, size_t why_size);
+
     // Sums known numbers on all ranks several times: right everywhere, the same bits on all ranks, and
     // with is_ordered exactly the sums taken in rank order. offset_elements shifts the tensor in its buffer.
     bool (*check)(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements,

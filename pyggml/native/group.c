@@ -71,6 +71,10 @@ void pg_group_add_transport(pg_group * group, const pg_transport * transport, in
     }
 }
 
+void pg_group_set_mover(pg_group * group, const pg_mover * mover) {
+    pg_host_use(group->host, mover);
+}
+
 void pg_group_clear_transports(pg_group * group) {
     for (int i = 0; i < group->n_transports; i++) {
         if (group->transports[i].free) {

@@ -30,6 +30,19 @@ typedef struct {
     bool can_capture;  // all_reduce only launches, so that a stream that is recorded takes it
 } pg_transport;
 
+// Messages in flight between two ranks.
+#define PG_N_MAIL 2
+
+// A way to move messages between ranks' devices without the host. The group says which box of a pair is free or full;
+// put and take only launch, in the order of each rank's own work. False, and why, where they cannot.
+typedef struct {
+    void * self;
+    bool (*can_move)(void * self, int from, int to);
+    bool (*put)(void * self, int from, int to, int box, const struct ggml_tensor * tensor, char * why, size_t why_size);
+    bool (*take)(void * self, int from, int to, int box, struct ggml_tensor * tensor, char * why, size_t why_size);
+    void (*free)(void * self);
+} pg_mover;
+
 pg_group * pg_group_new(int n_ranks, double deadline_s);
 void pg_group_free(pg_group * group);
 int pg_group_n_ranks(const pg_group * group);
@@ -41,6 +54,8 @@ bool pg_group_reserve(pg_group * group, int64_t n_elements);
 // none of them takes go through host memory. The group owns and frees them. A transport's name is read
 // when it fails, so it may tell the reason then.
 void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements, int64_t max_elements);
+// Takes over a mover; what it cannot move goes through host memory.
+void pg_group_set_mover(pg_group * group, const pg_mover * mover);
 void pg_group_clear_transports(pg_group * group);
 
 // Records the first fault and makes every rank leave what it waits for.

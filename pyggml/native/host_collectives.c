@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_MAIL 2  // messages in flight between two ranks
-
 typedef struct {
     void * data;
     size_t capacity, size;
@@ -12,7 +10,7 @@ typedef struct {
 } mail;
 
 typedef struct {
-    mail box[N_MAIL];
+    mail box[PG_N_MAIL];
     int next_in, next_out;
 } channel;
 
@@ -26,6 +24,7 @@ struct host_collectives {
     int64_t * counts;    // the elements of each rank's summand
     float * sum;
     size_t sum_size;
+    pg_mover mover;
 };
 
 static void * grown(void * memory, size_t * capacity, size_t size) {
@@ -50,12 +49,19 @@ host_collectives * pg_host_new(rendezvous * meeting) {
     return host;
 }
 
+void pg_host_use(host_collectives * host, const pg_mover * mover) {
+    host->mover = *mover;
+}
+
 void pg_host_free(host_collectives * host) {
+    if (host->mover.free) {
+        host->mover.free(host->mover.self);
+    }
     for (int i = 0; i < host->n_ranks; i++) {
         free(host->staging[i]);
     }
     for (int i = 0; i < host->n_ranks * host->n_ranks; i++) {
-        for (int k = 0; k < N_MAIL; k++) {
+        for (int k = 0; k < PG_N_MAIL; k++) {
             free(host->channels[i].box[k].data);
         }
     }
@@ -157,6 +163,17 @@ int pg_host_broadcast(host_collectives * host, int rank, ggml_backend_t backend,
     return pg_rendezvous_meet(host->meeting, rank, "broadcast");
 }
 
+static bool is_moved(const host_collectives * host, int from, int to) {
+    return host->mover.can_move && host->mover.can_move(host->mover.self, from, to);
+}
+
+static int has_sent(host_collectives * host, channel * c) {
+    mail * box = &c->box[c->next_in];
+    c->next_in = (c->next_in + 1) % PG_N_MAIL;
+    pg_rendezvous_set(host->meeting, &box->is_full, 1);
+    return PG_OK;
+}
+
 int pg_host_send(host_collectives * host, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int to) {
     channel * c = &host->channels[rank * host->n_ranks + to];
     mail * box = &c->box[c->next_in];
@@ -164,16 +181,21 @@ int pg_host_send(host_collectives * host, int rank, ggml_backend_t backend, stru
     if (fault) {
         return fault;
     }
-    ggml_backend_synchronize(backend);
     box->size = ggml_nbytes(tensor);
+    if (is_moved(host, rank, to)) {
+        char why[200];
+        if (!host->mover.put(host->mover.self, rank, to, c->next_in, tensor, why, sizeof(why))) {
+            return fail(host, rank, why);
+        }
+        return has_sent(host, c);
+    }
+    ggml_backend_synchronize(backend);
     box->data = grown(box->data, &box->capacity, box->size);
     if (!box->data) {
         return fail(host, rank, "no host memory for a send");
     }
     ggml_backend_tensor_get(tensor, box->data, 0, box->size);
-    c->next_in = (c->next_in + 1) % N_MAIL;
-    pg_rendezvous_set(host->meeting, &box->is_full, 1);
-    return PG_OK;
+    return has_sent(host, c);
 }
 
 int pg_host_recv(host_collectives * host, int rank, ggml_backend_t backend, struct ggml_tensor * tensor, int from) {
@@ -186,9 +208,16 @@ int pg_host_recv(host_collectives * host, int rank, ggml_backend_t backend, stru
     if (box->size != ggml_nbytes(tensor)) {
         return fail(host, rank, "send and recv have different sizes");
     }
-    ggml_backend_synchronize(backend);
-    ggml_backend_tensor_set(tensor, box->data, 0, box->size);
-    c->next_out = (c->next_out + 1) % N_MAIL;
+    if (is_moved(host, from, rank)) {
+        char why[200];
+        if (!host->mover.take(host->mover.self, from, rank, c->next_out, tensor, why, sizeof(why))) {
+            return fail(host, rank, why);
+        }
+    } else {
+        ggml_backend_synchronize(backend);
+        ggml_backend_tensor_set(tensor, box->data, 0, box->size);
+    }
+    c->next_out = (c->next_out + 1) % PG_N_MAIL;
     pg_rendezvous_set(host->meeting, &box->is_full, 0);
     return PG_OK;
 }

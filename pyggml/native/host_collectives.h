@@ -9,6 +9,9 @@ typedef struct host_collectives host_collectives;
 host_collectives * pg_host_new(rendezvous * meeting);
 void pg_host_free(host_collectives * host);
 
+// Messages between ranks that this mover serves go its way; it is freed with the rest.
+void pg_host_use(host_collectives * host, const pg_mover * mover);
+
 // Memory for sums of up to n_elements.
 bool pg_host_reserve(host_collectives * host, int64_t n_elements);
 
