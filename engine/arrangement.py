@@ -212,6 +212,11 @@ def _percents(devices: Sequence[DeviceFacts], shares: Sequence[int]) -> list[str
 def _split(
     model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], compute_bytes: int, n_ctx: int
 ) -> Deal:
+    if model.hp.split_obstacle:
+        n = len(devices)
+        raise ConfigError(
+            f"layer-split = {n}: {model.hp.split_obstacle} in this model; --tp {n} cuts inside layers"
+        )
     if options.tensor_split is None:
         demands = split_demands(model, devices, cache_facts(options, model.hp), n_ctx, compute_bytes)
         is_mixed = devices[-1].kind == "cpu" and any(d.kind != "cpu" for d in devices)

@@ -16,6 +16,9 @@ import pyggml as gg
 from .hparams import HParams
 from .kv_cache import KVCache
 
+# Tables whose rows the host may look up -> the inputs that have the rows then.
+HOST_FEEDS = {"token_embd.weight": "embd", "per_layer_token_embd.weight": "per_layer_embd"}
+
 
 @dataclass(frozen=True)
 class PlanShape:
@@ -50,7 +53,7 @@ class Forward:
     layers among them compute with different kernels; `first_expert` is the number of this rank's first
     expert where whole experts are dealt. Inputs: tokens or embd, positions,
     kv_rows (where K and V are written), mask and mask_swa [n_seq, 1, n_tokens, n_kv], temperature, out_rows
-    (which tokens get logits).
+    (which tokens get logits). `tables` has the cache's tables of each layer after this pass has written them.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Forward:
         self._masks: dict[str, gg.Tensor] = {}
         self._out_rows: gg.Tensor | None = None
         self._temperature: gg.Tensor | None = None
+        self._tokens: gg.Tensor | None = None
+        self.tables: dict[int, list[gg.Tensor]] = {}
         self.positions = graph.input("positions", (shape.n_rows,), "i32")
         self.kv_rows = graph.input("kv_rows", (shape.n_rows,), "i64")
 
@@ -111,12 +116,17 @@ class Forward:
         shape = (self.shape.n_rows, self.hp.n_embd)
         if not self.is_first:
             return self.graph.recv(shape, source=self.graph.rank - 1)
-        table = self.maybe("token_embd.weight")
-        if table is not None:
-            x = gg.get_rows(table, self.graph.input("tokens", (self.shape.n_rows,), "i32"))
-        else:
-            x = self.graph.input("embd", shape)
+        x = self.rows("token_embd.weight", self.hp.n_embd)
         return x if self.hp.embedding_scale == 1.0 else x * self.hp.embedding_scale
+
+    def rows(self, name: str, n: int) -> gg.Tensor:
+        """The rows of a table by token, [n_rows, n], looked up on the host where the device cannot."""
+        table = self.maybe(name)
+        if table is None:
+            return self.graph.input(HOST_FEEDS[name], (self.shape.n_rows, n))
+        if self._tokens is None:
+            self._tokens = self.graph.input("tokens", (self.shape.n_rows,), "i32")
+        return gg.get_rows(table, self._tokens)
 
     def leave(self, x: gg.Tensor) -> gg.Tensor | None:
         """Hand the hidden state to the next stage, or turn it into logits [n_out, n_vocab of this rank]."""

@@ -24,8 +24,8 @@ GATING = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # GGUF's numbers
 class Rope:
     """How positions turn the heads.
 
-    `attn_factor` already allows for the 1 + 0.1 ln(factor) that ggml applies itself when
-    `ext_factor` is not 0 (YaRN, https://arxiv.org/abs/2309.00071).
+    `has_factors`: with the file's divisors of the frequencies, if it has some. `attn_factor` already allows for the
+    1 + 0.1 ln(factor) that ggml applies itself when `ext_factor` is not 0 (YaRN, https://arxiv.org/abs/2309.00071).
     """
 
     n_dims: int
@@ -37,6 +37,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     neox: bool = False
+    has_factors: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,12 @@ class HParams:
     latent: Latent | None = None
     heads_swa: Heads | None = None
     n_layer_kv: int = 0
+    n_ffs: tuple[int, ...] = ()
+    n_embd_per_layer: int = 0
+
+    def n_ff_of(self, i: int) -> int:
+        """The width of the dense feed-forward of layer i."""
+        return self.n_ffs[i] if self.n_ffs else self.n_ff
 
     def heads(self, i: int) -> Heads:
         """The heads of layer i, which with a window may have other ones."""
@@ -159,6 +166,13 @@ class HParams:
     def has_v_cache(self) -> bool:
         """Whether V has tables of its own in the cache; else it is the first part of K."""
         return self.latent is None or not self.latent.is_absorbed
+
+    @property
+    def split_obstacle(self) -> str:
+        """Why layers cannot lie on different devices, "" where they can."""
+        if self.n_embd_per_layer:
+            return "each layer needs what the embedding on the first device says of the token"
+        return "the last layers attend to keys and values of earlier ones" if self.n_layer_kv else ""
 
     def is_rotary(self, i: int) -> bool:
         """Whether layer i turns its heads by position."""

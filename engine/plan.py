@@ -14,7 +14,7 @@ import numpy as np
 import pyggml as gg
 
 from .errors import PlanError
-from .forward import Forward, PlanShape
+from .forward import HOST_FEEDS, Forward, PlanShape
 from .hparams import HParams
 from .logits import Logits
 from .rank import Rank, Ranks
@@ -185,7 +185,7 @@ class Plan:
         self,
         places: Sequence[Place],
         out_rows: Sequence[int],
-        embed: Callable[[np.ndarray], np.ndarray] | None,
+        embed: Callable[[str, np.ndarray], np.ndarray] | None,
     ) -> None:
         """Set every input from the batch; slots without a place and padding get harmless values."""
         s, feeds = self.shape, self.feeds
@@ -206,9 +206,10 @@ class Plan:
                 self._fill_masks(r, 0, 0)
         if "tokens" in feeds:
             feeds["tokens"][:] = tokens.reshape(-1)
-        if "embd" in feeds:  # ranks whose device cannot look rows up, perhaps beside some that can
-            assert embed is not None, "a rank without the embedding on its device has it on the host"
-            feeds["embd"][:] = embed(tokens.reshape(-1))
+        for table, feed in HOST_FEEDS.items():
+            if feed in feeds:  # ranks whose device cannot look rows up, perhaps beside some that can
+                assert embed is not None, "a rank without the embedding on its device has it on the host"
+                feeds[feed][:] = embed(table, tokens.reshape(-1))
         feeds["positions"][:] = positions.reshape(-1)
         feeds["kv_rows"][:] = rows.reshape(-1)
         if "temperature" in feeds:

@@ -103,7 +103,8 @@ def _candidates(wish: Wish) -> Iterator[Candidate]:
                 yield from _shorter(wish, settings, demands)
     if groups or _fits_one(wish, gpus):
         return
-    if cpus and gpus and len(gpus) < min(MAX_RANKS, wish.model.hp.n_layer):
+    can_split = not wish.model.hp.split_obstacle and len(gpus) < min(MAX_RANKS, wish.model.hp.n_layer)
+    if cpus and gpus and can_split:
         names = ",".join(d.name for d in (*gpus, cpus[0]))
         demands = split_demands(wish.model, [*gpus, cpus[0]], wish.cache, ctx, wish.compute_bytes)
         yield {"layer-split": len(gpus) + 1, "device": names}, demands, wish.cache, ctx
@@ -163,7 +164,7 @@ def _groups(
             yield {"tp": n, **names}, cut_demands(wish.model, chosen, wish.compute_bytes)
         except ConfigError:  # the model cannot be cut over so many
             pass
-        if n <= wish.model.hp.n_layer:
+        if n <= wish.model.hp.n_layer and not wish.model.hp.split_obstacle:
             split = split_demands(wish.model, chosen, wish.cache, wish.wanted_ctx, wish.compute_bytes)
             yield {"layer-split": n, **names}, split
 

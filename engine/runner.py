@@ -24,6 +24,7 @@ from .models.family import Family
 from .plan import Place, Plan
 from .rank import Ranks
 from .step_profile import StepProfile, step_profile
+from .weights import host_rows
 
 MAX_PLANS = 64
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
@@ -93,8 +94,7 @@ class Runner:
         self._ranks = ranks
         self._cache = ranks.cache
         self._family = family
-        on_host = [rank.weights for rank in ranks.ranks if rank.weights.host_embedding is not None]
-        self._embed = on_host[0].embed if on_host else None
+        self._embed = host_rows(rank.weights for rank in ranks.ranks)
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
         self._kept: set[PlanShape] = set()
         self._reserve()

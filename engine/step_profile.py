@@ -15,7 +15,7 @@ import numpy as np
 
 import pyggml as gg
 
-from .forward import Forward, PlanShape
+from .forward import HOST_FEEDS, Forward, PlanShape
 from .hparams import HParams
 from .plan import Plan, fill_mask
 from .rank import Ranks
@@ -51,7 +51,7 @@ def step_profile(
     hp: HParams,
     forward: Callable[[Forward], gg.Tensor | None],
     shape: PlanShape,
-    embed: Callable[[np.ndarray], np.ndarray] | None,
+    embed: Callable[[str, np.ndarray], np.ndarray] | None,
 ) -> StepProfile:
     """Profile a plan made for it. Raises PlanError."""
     ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)
@@ -79,20 +79,21 @@ def step_profile(
     return StepProfile(shape.n_tokens, shape.n_seq, shape.n_kv, median(times), way, why, tuple(works))
 
 
-def _fill(plan: Plan, hp: HParams, embed: Callable[[np.ndarray], np.ndarray] | None) -> None:
+def _fill(plan: Plan, hp: HParams, embed: Callable[[str, np.ndarray], np.ndarray] | None) -> None:
     """Random tokens at the end of the window, which see all of it."""
     s, feeds = plan.shape, plan.feeds
     plan.fill([], [0] * s.n_out if "out_rows" in feeds else (), embed)
     tokens = np.random.default_rng(0).integers(0, hp.n_vocab, s.n_rows).astype(np.int32)
     if "tokens" in feeds:
         feeds["tokens"][:] = tokens
-    if "embd" in feeds and embed is not None:
-        feeds["embd"][:] = embed(tokens)
+    for table, feed in HOST_FEEDS.items():
+        if feed in feeds and embed is not None:
+            feeds[feed][:] = embed(table, tokens)
     first = max(0, s.n_kv - s.n_tokens)
     feeds["positions"][:] = np.tile(np.arange(first, first + s.n_tokens), s.n_seq)
     for name, window in (("mask", 0), ("mask_swa", hp.n_swa)):
         for r in range(s.n_seq if name in feeds else 0):
-            fill_mask(feeds[name][r, 0], first, s.n_tokens, window)
+            fill_mask(feeds[name][r, 0], first, s.n_tokens, window, is_chunked=hp.is_chunked)
 
 
 def _step_times(plan: Plan) -> list[float]:

@@ -112,7 +112,7 @@ def attention_rows(
 def feed_forward_rows(hp: HParams, i: int, *, has_gate: bool = True, suffix: str = "") -> Iterator[Weight]:
     """The matrices of a feed-forward, gated or not, with optional biases; gate and up may lie in one tensor."""
     b = f"blk.{i}."
-    n_ff = hp.n_ff_shexp if suffix == "_shexp" else hp.n_ff
+    n_ff = hp.n_ff_shexp if suffix == "_shexp" else hp.n_ff_of(i)
     for n, name in enumerate(("ffn_gate", "ffn_up") if has_gate else ("ffn_up",)):
         name = f"{b}{name}{suffix}"
         both = Source(f"{b}ffn_up{suffix}.weight", (2 * n_ff, hp.n_embd), n * n_ff) if has_gate else None

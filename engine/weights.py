@@ -160,12 +160,12 @@ def _is_unused(name: str, family: Family, hp: HParams) -> bool:
 class Weights(Mapping[str, gg.Tensor]):
     """The rank's weights by GGUF name.
 
-    `host_embedding` is the token embedding when the device cannot look rows up in its type: the
-    name is then absent and the runner looks them up itself.
+    `host_tables` are those in whose type the device cannot look rows up, as the token embedding's: their names are
+    then absent and the plan looks them up itself.
     """
 
     def __init__(self, backend: gg.Backend, parts: Sequence[Part], progress: Progress | None = None) -> None:
-        self.host_embedding: gg.GGUFTensor | None = None
+        self.host_tables: dict[str, gg.GGUFTensor] = {}
         self._tensors: dict[str, gg.Tensor] = {}
         self._buffers: list[gg.Buffer] = []
         self._backend = backend
@@ -183,7 +183,7 @@ class Weights(Mapping[str, gg.Tensor]):
         done = 0
         for part in parts:
             if part.use is Use.GET_ROWS and not _can_look_up(self._backend, part.found.tensor):
-                self.host_embedding = part.found.tensor
+                self.host_tables[part.name] = part.found.tensor
                 done += part.n_bytes
                 continue
             buffer_type = self._buffer_type(part, plain)
@@ -224,10 +224,9 @@ class Weights(Mapping[str, gg.Tensor]):
             self.mapped_bytes += part.n_bytes
         return True
 
-    def embed(self, ids: np.ndarray) -> np.ndarray:
-        """Rows of the host embedding as float32, [n, n_embd]."""
-        assert self.host_embedding is not None, "the device has the embedding"
-        table = self.host_embedding
+    def embed(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Rows of a table on the host as float32, [n, width of the table]."""
+        table = self.host_tables[name]
         rows = np.concatenate([table.rows(int(i), int(i) + 1) for i in ids])
         return gg.dequantize(rows, table.type, (len(ids), table.shape[1]))
 
@@ -250,6 +249,14 @@ class Weights(Mapping[str, gg.Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def host_rows(of_ranks: Iterable[Weights]) -> Callable[[str, np.ndarray], np.ndarray] | None:
+    """What looks rows up by table and ids for the ranks whose devices cannot; None where all can."""
+    holders = {name: weights for weights in of_ranks for name in weights.host_tables}
+    if not holders:
+        return None
+    return lambda name, ids: holders[name].embed(name, ids)
 
 
 def _can_look_up(backend: gg.Backend, tensor: gg.GGUFTensor) -> bool:

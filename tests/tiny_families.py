@@ -85,6 +85,14 @@ _LATENT = {
     "attention.value_length_mla": 32, "rope.dimension_count": 16,
 }  # fmt: skip
 
+_GEMMA4: dict[str, Any] = WINDOW | {
+    "block_count": 4, "attention.sliding_window_pattern": [True, True, True, False],
+    "attention.head_count_kv": [2, 2, 2, 1], "attention.key_length": 64, "attention.value_length": 64,
+    "attention.key_length_swa": 32, "attention.value_length_swa": 32, "rope.dimension_count": 64,
+    "rope.dimension_count_swa": 32, "rope.freq_base": 1e6, "embedding_length_per_layer_input": 0,
+}  # fmt: skip
+_GEMMA4_HAS = (*NORMS_OF_HEADS, "rope_freqs.weight", "layer_output_scale.weight")
+
 RECIPES: dict[str, dict[str, Recipe]] = {
     "mistral3": {
         **_with_odd(
@@ -106,6 +114,27 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     },
     "gemma": _with_odd(Recipe(ONE_KV, is_tied=True)),
     "gemma2": _with_odd(Recipe(WINDOW | {"attn_logit_softcapping": 4.0}, is_tied=True)),
+    "gemma4": {
+        **_with_odd(
+            Recipe(_GEMMA4, has=_GEMMA4_HAS, is_tied=True), {"attention.head_count_kv": [3, 3, 3, 1]}
+        ),
+        "experts": Recipe(
+            _GEMMA4 | EXPERTS, has=(*_GEMMA4_HAS, "ffn_down_exps.scale"), fused=("ffn_gate_up_exps",)
+        ),
+        "small": Recipe(
+            _GEMMA4
+            | {
+                "block_count": 6,
+                "attention.sliding_window_pattern": [True, True, False, True, True, False],
+                "attention.head_count_kv": 1,
+                "attention.shared_kv_layers": 3,
+                "embedding_length_per_layer_input": 32,
+                "feed_forward_length": [192, 192, 192, 384, 384, 384],
+            },
+            has=_GEMMA4_HAS,
+            is_tied=True,
+        ),
+    },
     "command-r": {
         **_with_odd(Recipe(_COHERE, is_tied=True)),
         "norms": Recipe(

@@ -108,7 +108,7 @@ def rotate(f: Forward, i: int, heads: gg.Tensor) -> gg.Tensor:
         attn_factor=rope.attn_factor,
         beta_fast=rope.beta_fast,
         beta_slow=rope.beta_slow,
-        freq_factors=_freq_factors(f),
+        freq_factors=_freq_factors(f) if rope.has_factors else None,
     )
 
 
@@ -119,29 +119,37 @@ def _freq_factors(f: Forward) -> gg.Tensor | None:
     return either if either is not None else f.maybe("rope_freqs.weight")
 
 
-def attend_cached(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor, v: gg.Tensor | None) -> gg.Tensor | None:
+def attend_cached(
+    f: Forward, i: int, q: gg.Tensor, k: gg.Tensor | None, v: gg.Tensor | None
+) -> gg.Tensor | None:
     """Write K and V of layer i into the cache and attend to what it holds; None where only the writing is wanted.
 
-    V None is the first part of K.
+    V None is the first part of K. K None too: the layer attends to what hp.kv_layer says.
     Shapes: q and k [n_rows, heads of this rank, head_dim], v [n_rows, heads * head_dim_v] -> [n_rows, the same of q].
     """
     hp = f.hp
-    q, k = _turn(f, q, f.cache.turn_k), _turn(f, k, f.cache.turn_k)
-    v = None if v is None else _turn(f, v, f.cache.turn_v)
-    k_table = gg.set_rows(f.graph.use(f.cache.k[i]), k.reshape(f.shape.n_rows, -1), f.kv_rows)
-    v_table = None if v is None else gg.set_rows(f.graph.use(f.cache.v[i]), v, f.kv_rows)
+    if k is not None:
+        _write(f, i, k, v)
     if only_writes(f, i):
-        f.graph.do(k_table)
-        if v_table is not None:
-            f.graph.do(v_table)
+        for table in f.tables[i] if i in f.tables else [t for tables in f.tables.values() for t in tables]:
+            f.graph.do(table)
         return None
-    heads = hp.heads(i)
+    heads, tables = hp.heads(i), f.tables[hp.kv_layer(i)]
+    q = _turn(f, q, f.cache.turn_k)
     q = q.reshape(f.shape.n_seq, f.shape.n_tokens, -1, heads.head_dim).permute(0, 2, 1, 3)
-    k = _window(f, k_table, heads.head_dim)
-    v = k[..., : heads.head_dim_v] if v_table is None else _window(f, v_table, heads.head_dim_v)
+    k = _window(f, tables[0], heads.head_dim, heads.head_dim)
+    v = _window(f, tables[-1], heads.head_dim_v if hp.has_v_cache else heads.head_dim, heads.head_dim_v)
     sinks = f.maybe(f"blk.{i}.attn_sinks.weight")
     seen = attend(f, q, k, v, f.mask(hp.is_swa[i]), hp.attn_scale, softcap=hp.attn_softcap, sinks=sinks)
     return _turn(f, seen, f.cache.turn_v)
+
+
+def _write(f: Forward, i: int, k: gg.Tensor, v: gg.Tensor | None) -> None:
+    """Add rows to the tables of layer i, which `f.tables` then has as they are afterwards."""
+    parts = [(f.cache.k[i], _turn(f, k, f.cache.turn_k).reshape(f.shape.n_rows, -1))]
+    if v is not None:
+        parts.append((f.cache.v[i], _turn(f, v, f.cache.turn_v)))
+    f.tables[i] = [gg.set_rows(f.graph.use(table), rows, f.kv_rows) for table, rows in parts]
 
 
 def _turn(f: Forward, x: gg.Tensor, matrix: gg.Tensor | None) -> gg.Tensor:
@@ -149,13 +157,13 @@ def _turn(f: Forward, x: gg.Tensor, matrix: gg.Tensor | None) -> gg.Tensor:
     return x if matrix is None else gg.hadamard(x, f.graph.use(matrix))
 
 
-def _window(f: Forward, table: gg.Tensor, head_dim: int) -> gg.Tensor:
-    """The visible rows of the slots of this batch, [n_seq, n_head_kv, n_kv, head_dim]."""
+def _window(f: Forward, table: gg.Tensor, head_dim: int, n: int) -> gg.Tensor:
+    """The first n elements of heads in the visible rows of the slots of this batch, [n_seq, n_head_kv, n_kv, n]."""
     s = f.shape
     row = table.strides[0]
     head = head_dim // table.dtype.block_size * table.dtype.type_size
     slot = f.cache.n_rows * row
-    shape = (s.n_seq, s.n_kv, row // head, head_dim)
+    shape = (s.n_seq, s.n_kv, row // head, n)
     window = gg.view(table, shape, (slot, row, head), s.slot0 * slot)
     return f.graph.let_move(window, 1, step=slot).permute(0, 2, 1, 3)
 

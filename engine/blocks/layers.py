@@ -48,11 +48,12 @@ def sequential(
     norms: Norms = PRE,
     attend: Attend = attention,
     feed: Feed = dense_or_experts,
+    end: Feed | None = None,
     x: gg.Tensor | None = None,
 ) -> gg.Tensor | None:
     """Attend and feed forward layer by layer, from `x` or the embedded tokens to the logits.
 
-    Returns None where the plan wants no logits or they come from another rank.
+    `end` changes what a layer gives.     Returns None where the plan wants no logits or they come from another rank.
     """
     x = f.enter() if x is None else x
     for i in f.layers:
@@ -64,6 +65,7 @@ def sequential(
         x = _scaled(f, _normed(f, i, seen, norms.post_attention, norms.post_eps)) + x
         hidden = feed(f, i, _normed(f, i, x, norms.feed_forward))
         x = _scaled(f, _normed(f, i, hidden, norms.post_feed_forward, norms.post_eps)) + x
+        x = x if end is None else end(f, i, x)
     return f.leave(x)
 
 

@@ -12,6 +12,7 @@ _ARCHITECTURES = {
     "llama": "llama qwen2 qwen3 qwen3moe mistral3 smollm3 internlm2 phi3 hunyuan-dense seed_oss",
     "granite": "granite granitemoe",
     "gemma": "gemma gemma2 gemma3",
+    "gemma4": "gemma4",
     "cohere": "command-r cohere2",
     "stablelm": "stablelm starcoder2 nemotron",
     "olmo": "olmo2 exaone4",
