@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from family_modes import MODES, answered, from_reference, nmse, ranks_of
-from stored_logits import StoredCase, stored_cases
+from family_modes import F32, MODES, answered, from_reference, nmse, ranks_of
+from stored_logits import PROMPT, StoredCase, stored_cases
 from tiny import FAMILIES
 from tiny_families import RECIPES, write_family
 
-from pyggml.engine import ConfigError, models
+from pyggml.engine import LLM, ConfigError, models, weights
 
 CASES = [case for arch in RECIPES for case in stored_cases(arch)]
 # Shapes with many layers are there for numbers that go with them, and would take long over ranks.
@@ -70,6 +70,26 @@ def test_experts_dealt_whole_give_the_same(arch: str, tmp_path: Path) -> None:
     right, answers = answered(path)
     logits, ids = answered(path, 2, tp=2, expert_split="experts")
     assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize(("arch", "variant"), [*((arch, "") for arch in RECIPES), ("gemma4", "small")])
+def test_prompts_in_chunks_give_the_same_answer(arch: str, variant: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model.gguf", arch, variant=variant)
+    answers = []
+    for batch in (32, 7):
+        with LLM(path, device="cpu", threads=1, parallel=1, batch=batch, **F32) as llm:
+            answers.append(llm.generate([list(PROMPT)], temperature=0, max_tokens=6, ignore_eos=True)[0].ids)
+    assert answers[0] == answers[1]
+
+
+def test_rows_that_the_device_cannot_look_up_come_from_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_family(tmp_path / "model.gguf", "gemma4", variant="small")
+    right, answers = answered(path)
+    monkeypatch.setattr(weights, "_can_look_up", lambda backend, tensor: False)
+    logits, ids = answered(path)
+    assert np.array_equal(logits, right) and ids == answers
 
 
 def test_every_architecture_has_stored_logits_of_two_shapes_and_three_types() -> None:

@@ -37,6 +37,10 @@ from ..weight_table import (
 from .family import Family
 
 
+# The norms before the feed-forward are its own.
+_NORMS = replace(AROUND, feed_forward=None)
+
+
 def table(hp: HParams) -> Iterator[Weight]:
     """Every weight of the model."""
     for row in embedding_rows(hp):
@@ -79,14 +83,8 @@ def forward(f: Forward) -> gg.Tensor | None:
     """As Gemma 3's, with what a token adds to each layer."""
     x = f.enter()
     by_layer = _by_layer(f, x) if f.hp.n_embd_per_layer else None
-    return sequential(
-        f,
-        norms=replace(AROUND, feed_forward=None),
-        attend=_attention,
-        feed=_feed,
-        end=partial(_end, by_layer=by_layer),
-        x=x,
-    )
+    end = partial(_end, by_layer=by_layer)
+    return sequential(f, norms=_NORMS, attend=_attention, feed=_feed, end=end, x=x)
 
 
 def _attention(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor | None:
