@@ -36,7 +36,6 @@ from ..weight_table import (
 )
 from .family import Family
 
-
 # The norms before the feed-forward are its own.
 _NORMS = replace(AROUND, feed_forward=None)
 
