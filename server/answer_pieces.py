@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pyggml.engine import Delta, Stats, TokenLogprob
 
-from .messages import Counts, Echo, FromEngine, Generate, Piece, TokenScore
+from .messages import CallPiece, Counts, Echo, FromEngine, Generate, Piece, TokenScore
 
 
 class AnswerPieces:
@@ -76,6 +76,9 @@ class AnswerPieces:
         whole = self._gathered.setdefault(piece.index, piece)
         if whole is not piece:
             whole.text += piece.text
+            whole.reasoning += piece.reasoning
+            whole.calls += piece.calls
+            whole.n_reasoning += piece.n_reasoning
             whole.ids += piece.ids
             whole.scores += piece.scores
             whole.finish_reason, whole.counts = piece.finish_reason, piece.counts
@@ -95,6 +98,9 @@ class AnswerPieces:
             None if reason is None else reason.value,
             None if delta.stats is None else counts_of(delta.stats),
             self._echoes.pop(index, None),
+            delta.reasoning,
+            [CallPiece(call.index, call.arguments, call.id, call.name) for call in delta.tool_calls],
+            len(delta.ids) if delta.reasoning and not delta.text else 0,
         )
 
     def _score_prompt(self, index: int, entries: Sequence[TokenLogprob]) -> None:

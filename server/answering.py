@@ -13,6 +13,7 @@ from typing import Any
 
 from pyggml.engine import (
     LLM,
+    ChatPrompt,
     Delta,
     EngineError,
     GenerationError,
@@ -41,6 +42,7 @@ from .messages import (
 )
 from .outbox import Outbox
 
+WATCH_S = 1.0
 KINDS: tuple[tuple[type[Exception], str], ...] = (
     (PromptTooLong, "too_long"),
     (TemplateError, "template"),
@@ -84,6 +86,7 @@ class Answering:
         self._outbox = outbox
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, Job] = {}
+        self._watching: asyncio.Task[None] | None = None
         self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def fault(self) -> str:
@@ -108,6 +111,8 @@ class Answering:
                 self._begin(message.id, lambda: Done(message.id, asdict(self._llm.status())))
 
     def _begin_job(self, asked: Generate | Embed) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
         job = self._jobs[asked.id] = Job()
         if isinstance(asked, Generate):
             self._begin(asked.id, lambda: self._generate(asked, job))
@@ -141,6 +146,14 @@ class Answering:
             reason = status.fault or "the engine has ended"
             self._fault.get_loop().call_soon_threadsafe(self._set_fault, reason)
 
+    async def _watch(self) -> None:
+        """While requests are open, look whether the engine still is: one that broke badly tells nobody."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if not self._jobs:
+                return
+            self._look_for_fault()
+
     def _set_fault(self, reason: str) -> None:
         if not self._fault.done():
             self._fault.set_result(reason)
@@ -150,19 +163,23 @@ class Answering:
 
     def _generate(self, asked: Generate, job: Job) -> None:
         """Hand all prompts over; Accepted goes out before the first piece can."""
-        llm, params = self._llm, self._llm.model.sampling(**asked.sampling)
-        if asked.chat is not None:
-            prompts = [self._chat_ids(asked.chat)]
+        llm, sampling = self._llm, asked.sampling
+        given: list[list[int] | ChatPrompt]
+        if asked.chat is None:
+            given = [llm.tokenize(p) if isinstance(p, str) else p for p in asked.prompts]
         else:
-            prompts = [llm.tokenize(p) if isinstance(p, str) else p for p in asked.prompts]
+            prompt = self._prompt(asked.chat, sampling)
+            given, sampling = [prompt], prompt.sampling
+        params = llm.model.sampling(**sampling)
+        prompts = [p.ids if isinstance(p, ChatPrompt) else p for p in given]
         token_bytes = llm.model.tokenizer.token_bytes
         pieces = AnswerPieces(asked, prompts, token_bytes, self._outbox.put, self._ended, self.failed)
         if asked.echoes:
-            for i, given in enumerate(asked.prompts):
-                pieces.echo(i, Echo(given if isinstance(given, str) else self._text(given)))
-        for i, ids in enumerate(prompts):
+            for i, text in enumerate(asked.prompts):
+                pieces.echo(i, Echo(text if isinstance(text, str) else self._text(text)))
+        for i, one in enumerate(given):
             submission = llm.submit(
-                ids, params, pieces.take, n=asked.n, first_index=i * asked.n,
+                one, params, pieces.take, n=asked.n, first_index=i * asked.n,
                 prompt_logprobs=asked.prompt_logprobs is not None, time_limit_s=asked.max_seconds,
                 cache_prompt=asked.cache_prompt,
             )  # fmt: skip
@@ -191,8 +208,12 @@ class Answering:
         for i, ids in enumerate(prompts):
             job.add(self._llm.submit_embedding(ids, lambda delta, i=i: take(i, delta)))  # type: ignore[misc]
 
-    def _chat_ids(self, chat: Chat) -> list[int]:
-        return self._llm.chat_ids(chat.messages, tools=chat.tools, template=chat.variables)
+    def _prompt(self, chat: Chat, sampling: dict[str, Any]) -> ChatPrompt:
+        return self._llm.chat_prompt(
+            chat.messages, tools=chat.tools, tool_choice=chat.tool_choice,
+            parallel_tool_calls=chat.parallel_tool_calls, response_format=chat.response_format,
+            template=chat.variables, **sampling,
+        )  # fmt: skip
 
     def _tokens(self, asked: Tokenize) -> list[Any]:
         ids = self._llm.tokenize(asked.text, add_special=asked.add_special, parse_special=asked.parse_special)
@@ -202,5 +223,5 @@ class Answering:
         return self._llm.model.tokenizer.decode(ids, skip_special=False)
 
     def _rendered(self, chat: Chat) -> list[Any]:
-        ids = self._chat_ids(chat)
-        return [self._text(ids), ids]
+        prompt = self._prompt(chat, {})
+        return [prompt.text, prompt.ids]

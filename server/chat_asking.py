@@ -24,9 +24,13 @@ def asked_chat(front: Front, request: web.Request, asked: ChatRequest) -> Genera
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0
     sampling |= form_of(asked)
+    chat = Chat(
+        _messages(asked), tools=asked.tools, tool_choice=asked.tool_choice,
+        parallel_tool_calls=asked.parallel_tool_calls, variables=_variables(asked),
+    )  # fmt: skip
     return Generate(
-        0, sampling, chat=Chat(_messages(asked), tools=asked.tools, variables=_variables(asked)), n=asked.n or 1,
-        tells_each=bool(asked.stream),
+        0, sampling, chat=chat, n=asked.n or 1, tells_each=bool(asked.stream),
+        cache_prompt=asked.cache_prompt is not False,
     )  # fmt: skip
 
 

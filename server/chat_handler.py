@@ -25,7 +25,7 @@ from .openai_chat import (
     ChunkChoice,
 )
 from .openai_logprobs import ChatLogprobs, chat_logprobs
-from .openai_usage import timings_of, usage_of
+from .openai_usage import Usage, timings_of, usage_of
 from .reply import finish_reason, json_reply
 from .sse import EventStream
 
@@ -62,10 +62,9 @@ class ChatReply:
         scores: dict[int, list[ChatLogprobs]] = {i: [] for i in range(self._n)}
         async for piece in answer:
             parts = self._parts[piece.index]
-            parts.push(piece.text)
+            parts.push(piece)
             scores[piece.index].append(self._logprobs(piece) or ChatLogprobs([]))
             if piece.finish_reason is not None:
-                parts.finish()
                 self._note(piece)
                 choices[piece.index] = self._choice(piece, scores[piece.index])
         counts = self._in_order()
@@ -73,20 +72,20 @@ class ChatReply:
             ChatCompletion(
                 id=self._id, created=self._created, model=self._model,
                 choices=[choices[i] for i in sorted(choices)],
-                usage=usage_of(answer.n_prompt, counts), timings=timings_of(counts[0]),
+                usage=self._usage(answer), timings=timings_of(counts[0]),
                 system_fingerprint=self._fingerprint,
             )
         )  # fmt: skip
 
     def _choice(self, piece: Piece, scores: Sequence[ChatLogprobs]) -> ChatChoice:
         parts = self._parts[piece.index]
-        message = AnswerMessage("assistant", parts.content)
+        message = AnswerMessage("assistant", parts.content or (None if parts.tool_calls else ""))
         if parts.reasoning:
             message.reasoning_content = parts.reasoning
         if parts.tool_calls:
             message.tool_calls = parts.tool_calls
         logprobs = ChatLogprobs([e for s in scores for e in s.content]) if self._asked.logprobs else None
-        return ChatChoice(piece.index, message, finish_reason(piece, parts.has_calls), logprobs)
+        return ChatChoice(piece.index, message, finish_reason(piece), logprobs)
 
     async def stream(self, answer: Answer, events: EventStream) -> web.StreamResponse:
         """Chunk after chunk; an error is the last event."""
@@ -105,9 +104,8 @@ class ChatReply:
 
     def _chunks(self, piece: Piece) -> list[ChunkChoice]:
         parts = self._parts[piece.index]
-        deltas = parts.push(piece.text)
+        deltas = parts.push(piece)
         if piece.finish_reason is not None:
-            deltas += parts.finish()
             self._note(piece)
         logprobs = self._logprobs(piece)
         if not deltas and logprobs is not None and logprobs.content:
@@ -116,7 +114,7 @@ class ChatReply:
         if choices:
             choices[0].logprobs = logprobs
         if piece.finish_reason is not None:
-            choices.append(ChunkChoice(piece.index, ChatDelta(), finish_reason(piece, parts.has_calls)))
+            choices.append(ChunkChoice(piece.index, ChatDelta(), finish_reason(piece)))
         return choices
 
     def _chunk(self, choices: list[ChunkChoice], last: Piece | None = None) -> ChatChunk:
@@ -130,8 +128,11 @@ class ChatReply:
 
     def _usage_chunk(self, answer: Answer) -> ChatChunk:
         chunk = self._chunk([])
-        chunk.usage = usage_of(answer.n_prompt, self._in_order())
+        chunk.usage = self._usage(answer)
         return chunk
+
+    def _usage(self, answer: Answer) -> Usage:
+        return usage_of(answer.n_prompt, self._in_order(), sum(parts.n_reasoning for parts in self._parts))
 
     @property
     def _wants_usage(self) -> bool:

@@ -46,6 +46,7 @@ def asked_completion(front: Front, request: web.Request, asked: CompletionReques
     return Generate(
         0, sampling, prompts=prompts_of(asked.prompt), n=asked.n or 1, tells_each=bool(asked.stream),
         prompt_logprobs=asked.logprobs if wants_scores else None, echoes=bool(asked.echo),
+        cache_prompt=asked.cache_prompt is not False,
     )  # fmt: skip
 
 

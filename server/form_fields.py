@@ -19,10 +19,14 @@ class FormFields(Protocol):
 def form_of(asked: FormFields) -> dict[str, Any]:
     """The fields of SamplingParams. Raises BadRequest."""
     form = format_of(asked.response_format, "response_format")
-    if asked.json_schema is not None:
-        form["json_schema"] = asked.json_schema
-    if asked.grammar:
-        form["grammar"] = asked.grammar
+    given = ["response_format"] if form else []
+    for name in ("json_schema", "grammar"):
+        value = getattr(asked, name)
+        if value is not None and value != "":
+            form[name] = value
+            given.append(name)
+    if len(given) > 1:
+        raise BadRequest(f"{' and '.join(given)} are given; an answer can follow one of them only", param=given[-1])
     return form
 
 

@@ -1,4 +1,4 @@
-"""What an answer's text is made of: content, reasoning and calls of tools."""
+"""What an answer is made of: content, reasoning and calls of tools, as its pieces bring them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import Any
 
 import msgspec
 
-from .openai_chat import ChatDelta, ToolCall
+from .messages import CallPiece, Piece
+from .openai_chat import ChatDelta, ToolCall, ToolFunction
 
 
 class MessageParts:
-    """Takes the text of one answer as it comes and says what each piece adds."""
+    """Gathers one answer, and says what each piece adds to its message."""
 
     def __init__(self) -> None:
+        self.content = ""
         self.reasoning = ""
+        self.n_reasoning = 0
         self.tool_calls: list[ToolCall] = []
-        self._content = ""
 
-    @property
-    def content(self) -> str | None:
-        """The text for the reader; None where there are only calls."""
-        return None if self.tool_calls and not self._content else self._content
+    def push(self, piece: Piece) -> list[ChatDelta]:
+        """Take a piece; reasoning comes before the content, and both before calls."""
+        self.n_reasoning += piece.n_reasoning
+        deltas = []
+        if piece.reasoning:
+            self.reasoning += piece.reasoning
+            deltas.append(ChatDelta(reasoning_content=piece.reasoning))
+        if piece.text:
+            self.content += piece.text
+            deltas.append(ChatDelta(content=piece.text))
+        for call in piece.calls:
+            self._gather(call)
+            deltas.append(ChatDelta(tool_calls=[_told(call)]))
+        return deltas
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether tools are called."""
-        return bool(self.tool_calls)
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Take more text."""
-        if not text:
-            return []
-        self._content += text
-        return [ChatDelta(content=text)]
-
-    @property
-    def n_reasoning(self) -> int:
-        """Tokens of reasoning so far."""
-        return 0
+    def _gather(self, call: CallPiece) -> None:
+        if call.index == len(self.tool_calls):
+            self.tool_calls.append(ToolCall(ToolFunction(call.name, ""), call.id, "function"))
+        self.tool_calls[call.index].function.arguments += call.arguments
 
     def message(self) -> dict[str, Any]:
         """The whole as a message of a conversation."""
@@ -48,6 +48,8 @@ class MessageParts:
             message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
         return message
 
-    def finish(self) -> list[ChatDelta]:
-        """Take the end."""
-        return []
+
+def _told(call: CallPiece) -> ToolCall:
+    """A piece of a call in a chunk."""
+    kind = None if call.id is None else "function"
+    return ToolCall(ToolFunction(call.name, call.arguments), call.id, kind, call.index)

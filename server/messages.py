@@ -29,10 +29,13 @@ class Load(Message):
 
 
 class Chat(msgspec.Struct, array_like=True):
-    """A conversation to render with the model's template."""
+    """A conversation to render with the model's template, and what its answer is to be, in OpenAI's words."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
     variables: dict[str, Any] = {}
 
 
@@ -154,8 +157,20 @@ class Echo(msgspec.Struct, array_like=True):
     scores: list[TokenScore] = []
 
 
+class CallPiece(msgspec.Struct, array_like=True):
+    """A piece of a call: the first of each has `id` and `name`, those after it only more of `arguments`."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
 class Piece(Message):
-    """What one step, or all of them, added to an answer; the first piece of an echoed prompt has it."""
+    """What one step, or all of them, added to an answer; the first piece of an echoed prompt has it.
+
+    `n_reasoning` of the tokens are reasoning.
+    """
 
     id: int
     index: int
@@ -165,6 +180,9 @@ class Piece(Message):
     finish_reason: str | None = None
     counts: Counts | None = None
     prompt: Echo | None = None
+    reasoning: str = ""
+    calls: list[CallPiece] = []
+    n_reasoning: int = 0
 
 
 class Done(Message):

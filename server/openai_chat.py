@@ -19,7 +19,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
 }
 IGNORED = (
-    "user", "safety_identifier", "metadata", "store", "service_tier", "prompt_cache_key", "verbosity", "cache_prompt",
+    "user", "safety_identifier", "metadata", "store", "service_tier", "prompt_cache_key", "verbosity",
     "timings_per_token", "samplers", "id_slot",
 )  # fmt: skip
 
@@ -75,11 +75,11 @@ class ChatRequest(SamplingFields, kw_only=True):
         return super().asked_tokens() if asked is None else None if asked == -1 else asked
 
 
-class ToolFunction(msgspec.Struct, omit_defaults=True):
+class ToolFunction(msgspec.Struct):
     """The function that is called and its arguments as JSON text; in a stream the part that is new."""
 
-    name: str | None = None
-    arguments: str = ""
+    name: str | None
+    arguments: str
 
 
 class ToolCall(msgspec.Struct, omit_defaults=True):

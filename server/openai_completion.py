@@ -12,7 +12,7 @@ from .openai_usage import Timings, Usage
 from .sampling_fields import MAX_CHOICES, SamplingFields
 
 REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",), "best_of": (1,)}
-IGNORED = ("user", "cache_prompt", "timings_per_token", "samplers", "id_slot")
+IGNORED = ("user", "timings_per_token", "samplers", "id_slot")
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

@@ -11,7 +11,7 @@ from .errors import ApiError
 from .messages import Piece
 
 _encoder = msgspec.json.Encoder()
-REASONS = {"stop": "stop", "length": "length", "time": "length", "abort": "stop"}
+REASONS = {"stop": "stop", "tool_calls": "tool_calls", "length": "length", "time": "length", "abort": "stop"}
 
 
 def json_reply(value: Any, status: int = 200) -> web.Response:
@@ -27,7 +27,6 @@ def error_reply(error: ApiError) -> web.Response:
     return response
 
 
-def finish_reason(piece: Piece, has_calls: bool = False) -> str:
+def finish_reason(piece: Piece) -> str:
     """Why an answer ended."""
-    reason = REASONS[piece.finish_reason or "stop"]
-    return "tool_calls" if has_calls and reason == "stop" else reason
+    return REASONS[piece.finish_reason or "stop"]

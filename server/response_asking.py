@@ -8,7 +8,6 @@ from aiohttp import web
 
 from .form_fields import format_of
 from .front import Front
-from .message_parts import MessageParts
 from .messages import Chat, Generate
 from .openai_responses import ResponsesRequest
 from .response_items import chat_tool_choice, chat_tools
@@ -16,8 +15,8 @@ from .response_items import chat_tool_choice, chat_tools
 
 def asked_response(
     front: Front, request: web.Request, asked: ResponsesRequest, messages: list[dict[str, Any]]
-) -> tuple[Generate, MessageParts]:
-    """The engine's part of the request, and what takes its text apart. Raises BadRequest."""
+) -> Generate:
+    """The engine's part of the request. Raises BadRequest."""
     sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
     if asked.wants_logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0
@@ -27,7 +26,10 @@ def asked_response(
         variables.setdefault("reasoning_effort", asked.reasoning.effort)
         variables.setdefault("enable_thinking", asked.reasoning.effort != "none")
     system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    tools = chat_tools(asked.tools)
-    chat_tool_choice(asked.tool_choice)
-    chat = Chat([*system, *messages], tools=tools, variables=variables)
-    return Generate(0, sampling, chat=chat, tells_each=bool(asked.stream)), MessageParts()
+    chat = Chat(
+        [*system, *messages], tools=chat_tools(asked.tools), tool_choice=chat_tool_choice(asked.tool_choice),
+        parallel_tool_calls=asked.parallel_tool_calls, variables=variables,
+    )  # fmt: skip
+    return Generate(
+        0, sampling, chat=chat, tells_each=bool(asked.stream), cache_prompt=asked.cache_prompt is not False
+    )

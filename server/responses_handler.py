@@ -45,8 +45,8 @@ async def create(front: Front, request: web.Request) -> web.StreamResponse:
     before = await _messages_before(front, asked.previous_response_id)
     items = items_of(asked.input)
     messages = [*before, *messages_of(items)]
-    generate, parts = asked_response(front, request, asked, messages)
-    reply = ResponseReply(asked, model, generate, parts, items, messages)
+    generate = asked_response(front, request, asked, messages)
+    reply = ResponseReply(asked, model, generate, items, messages)
     with front.answer(request, generate) as answer:
         await answer.accepted()
         if asked.stream:
@@ -98,12 +98,12 @@ class ResponseReply:
     """One response on its way: its output, then itself."""
 
     def __init__(
-        self, asked: ResponsesRequest, model: str, generate: Generate, parts: MessageParts,
+        self, asked: ResponsesRequest, model: str, generate: Generate,
         items: list[dict[str, Any]], messages: list[dict[str, Any]],
     ) -> None:  # fmt: skip
         self._asked, self._model, self._generate = asked, model, generate
         self._items, self._messages = items, messages
-        self._parts = parts
+        self._parts = MessageParts()
         self._output = ResponseOutput((asked.top_logprobs or 0) if asked.wants_logprobs else None)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -113,9 +113,8 @@ class ResponseReply:
 
     def events_of(self, piece: Piece) -> Iterator[Event]:
         """What a piece adds to the output."""
-        deltas = self._parts.push(piece.text)
+        deltas = self._parts.push(piece)
         if piece.finish_reason is not None:
-            deltas += self._parts.finish()
             self._reason, self._counts = piece.finish_reason, piece.counts
         scores = piece.scores
         for delta in deltas:

@@ -37,6 +37,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     max_tokens: Tokens | None = None
     n_predict: Tokens | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
 
     def chosen(self, defaults: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
         """What SamplingParams gets: the request's values over the server's; `max_tokens` caps what was asked for."""
