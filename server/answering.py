@@ -141,10 +141,15 @@ class Answering:
         self._look_for_fault()
 
     def _look_for_fault(self) -> None:
-        status = self._llm.status()
-        if status.state in ("failed", "closed"):
-            reason = status.fault or "the engine has ended"
-            self._fault.get_loop().call_soon_threadsafe(self._set_fault, reason)
+        try:
+            status = self._llm.status()
+        except Exception as error:  # an engine that cannot even tell how it is
+            reason = f"the engine has failed ({type(error).__name__}: {error})"
+        else:
+            if status.state not in ("failed", "closed"):
+                return
+            reason = f"the engine has failed: {status.fault or 'it has ended'}"
+        self._fault.get_loop().call_soon_threadsafe(self._set_fault, reason)
 
     async def _watch(self) -> None:
         """While requests are open, look whether the engine still is: one that broke badly tells nobody."""
