@@ -150,7 +150,7 @@ def _results(hp: HParams, options: LoadOptions) -> int:
 
 
 def _n_batch(hp: HParams, options: LoadOptions) -> int:
-    return min(options.batch, options.ctx or hp.n_ctx_train)
+    return min(options.planned_batch, options.ctx or hp.n_ctx_train)
 
 
 def _with_results(model: ModelFacts, options: LoadOptions, dealt: Deal, i: int) -> Demand:

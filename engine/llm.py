@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, overload
 
+from .batch_size import open_runner
 from .chat_format import ChatFormat
 from .chat_prompt import ChatPrompt
 from .chat_template import ChatTemplate
@@ -32,7 +33,7 @@ from .placement import Placements
 from .prefix_cache import PrefixCache
 from .prefix_store import PrefixStore, file_identity
 from .probe import Probe
-from .runner import Runner, RunnerStats
+from .runner import RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sending import Sending
@@ -50,7 +51,8 @@ class LLM(Sending):
     `tp` cuts every layer over that many devices, `layer_split` puts whole layers on that many;
     `device` names them ("cuda:0,cuda:1"; one may come more than once), `tensor_split` gives their shares.
     `ctx` is the limit of one request in tokens, by default the largest that fits; `parallel` the
-    number of requests that run together; `batch` the most prompt tokens of one step; cache types are
+    number of requests that run together; `batch` the most prompt tokens of one step,
+    on cards by default as many as are fastest; cache types are
     f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
     fit; with `fit` "auto" the first of them are taken.
     `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
@@ -77,7 +79,7 @@ class LLM(Sending):
         expert_split: str = "inside",
         ctx: int | None = None,
         parallel: int = 4,
-        batch: int = 512,
+        batch: int | None = None,
         threads: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
@@ -104,7 +106,7 @@ class LLM(Sending):
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
             self._loaded = LoadedModel(self.model, options, progress)
-            self._runner = Runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
+            self._runner = open_runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
             keeps = prefix_cache and prefix_cache_dir is not None
             store = self._prefix_store(str(prefix_cache_dir), prefix_cache_bytes) if keeps else None
             rows = RankRows(self._loaded.ranks, store)

@@ -15,6 +15,7 @@ from .placement import MIN_CTX
 from .reserve import Asked, Reserve, read_reserve, reserve_on
 
 FITS = ("off", "auto")
+DEFAULT_BATCH = 512
 TRANSPORTS = ("auto", "push", "nccl", "nccl-shm", "host")
 
 _COUNTS = ("parallel", "batch", "threads", "tp", "layer_split", "ctx")
@@ -22,7 +23,7 @@ _TEXTS = {
     "device": "cpu", "tensor_split": "3,1", "expert_split": "inside", "cache_type_k": "f16", "cache_type_v": "f16",
     "fit": "auto", "transport": "host",
 }  # fmt: skip
-_CAN_BE_NONE = ("threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit", "transport")
+_CAN_BE_NONE = ("batch", "threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit", "transport")
 
 
 def _long(name: str) -> str:
@@ -50,7 +51,7 @@ class LoadOptions:
     expert_split: str = "inside"
     ctx: int | None = None
     parallel: int = 4
-    batch: int = 512
+    batch: int | None = None
     threads: int | None = None
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -92,6 +93,11 @@ class LoadOptions:
             )
         if self.expert_split != "inside" and self.tp is None:
             raise ConfigError(f"--expert-split {self.expert_split} needs --tp, which cuts layers over devices")
+
+    @property
+    def planned_batch(self) -> int:
+        """The tokens of a step that memory is planned for; without a wish larger steps take what is left."""
+        return self.batch or DEFAULT_BATCH
 
     @property
     def n_ranks(self) -> int:

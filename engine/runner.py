@@ -134,6 +134,22 @@ class Runner:
         max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
         return Limits(self.max_chunk * n, self.max_chunk // 2, max_read)
 
+    def time_prefill(self, n_tokens: int) -> float:
+        """Seconds of a step with that many tokens of an empty cache, which it leaves empty."""
+        n_tokens = min(n_tokens, self._cache.n_rows)
+        ids = np.random.default_rng(0).integers(0, self.hp.n_vocab, n_tokens).tolist()
+        place = Place(0, 0, ids)
+        shape = self._prefill_shape(place, 0)
+        plan = self._plan(shape)
+        plan.move(shape.slot0, shape.n_kv)
+        self._ranks.expose(0, 1, shape.n_kv)
+        plan.fill([place], (), self._embed)
+        plan.feeds["kv_rows"][:] = self._cache.trash_row
+        plan.step()
+        start = time.perf_counter()
+        plan.step()
+        return time.perf_counter() - start
+
     def run(self, batch: Batch) -> np.ndarray | Logits:
         """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.
 

@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "environ", "expected"),
     [
-        ((), {}, 512),
+        ((), {}, None),
         (("--config", "FILE"), {}, 100),
         ((), {"PYGGML_CONFIG": "FILE"}, 100),
         (("--config", "FILE"), {"PYGGML_BATCH": "200"}, 200),
@@ -43,11 +43,11 @@ def file(tmp_path: Path) -> Any:
         (("--config", "FILE", "--config", "LATER"), {}, 101),
         (("--config", "LATER", "--config", "FILE"), {}, 100),
         (("--config", "LATER"), {"PYGGML_CONFIG": "FILE"}, 101),
-        ((), {"PYGGML_BATCH": ""}, 512),
+        ((), {"PYGGML_BATCH": ""}, None),
     ],
 )
 def test_the_nearer_source_wins(
-    arguments: tuple[str, ...], environ: dict[str, str], expected: int, file: Any
+    arguments: tuple[str, ...], environ: dict[str, str], expected: int | None, file: Any
 ) -> None:
     paths = {"FILE": file('{"batch": 100}'), "LATER": file('{"batch": 101}', "later.json")}
     settings = settled(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, PromptTooLong
+from ..load_options import DEFAULT_BATCH
 from ..model import Model
 from ..placement import MIN_CTX
 from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus
@@ -24,10 +25,9 @@ def eval_logits(settings: Settings) -> int:
     """Evaluate the tokens and write the file."""
     target = _target(settings)
     chunk = settings["chunk"]
-    if chunk is not None and chunk > settings["batch"]:
-        raise ConfigError(
-            f"{settings.source('chunk')} is {chunk}; with --batch {settings['batch']} that is the most"
-        )
+    batch = settings["batch"] or DEFAULT_BATCH
+    if chunk is not None and chunk > batch:
+        raise ConfigError(f"{settings.source('chunk')} is {chunk}; with --batch {batch} that is the most")
     with contextlib.closing(open_model(settings)) as model:
         ids = _ids(settings, model)
         warn_of_unused_gpus(settings)

@@ -1,0 +1,77 @@
+"""How many prompt tokens a step should take on these devices, by trying.
+
+A larger step keeps a card busier and needs more memory; stages of a layer split work on several at once and
+then like smaller ones. Engine thread, before the first request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from pyggml import AllocationError
+
+from .errors import PlanError
+from .hparams import HParams
+from .load_options import DEFAULT_BATCH
+from .models.family import Family
+from .rank import Ranks
+from .runner import Runner
+
+LOG = logging.getLogger("pyggml.engine")
+
+TRIED = (512, 1024, 2048)
+# The prompt for which stages are to be busy.
+LONG_PROMPT = 8192
+# A larger step must be worth its memory and the longer wait of others.
+MIN_GAIN = 0.02
+SPARE_BYTES = 1 << 30
+
+
+def prompt_seconds(step_s: float, n_batch: int, n_stages: int) -> float:
+    """Seconds a long prompt takes in steps of n_batch that take step_s through all stages."""
+    n_steps = -(-LONG_PROMPT // n_batch)
+    return step_s / n_stages * (n_steps + n_stages - 1)
+
+
+def best_batch(step_seconds: Mapping[int, float], n_stages: int) -> int:
+    """The batch whose prompts are fastest; a larger one only where it gains enough over the smaller."""
+    best = min(step_seconds)
+    for n in sorted(step_seconds):
+        gain = prompt_seconds(step_seconds[best], best, n_stages) / prompt_seconds(step_seconds[n], n, n_stages)
+        if gain > 1 + MIN_GAIN:
+            best = n
+    return best
+
+
+def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) -> Runner:
+    """A runner with this many tokens a step, or with None as many as are fastest; on processors DEFAULT_BATCH.
+
+    Raises PlanError, AllocationError.
+    """
+    if batch is not None or any(rank.backend.device.kind == "cpu" for rank in ranks.ranks):
+        return Runner(ranks, hp, family, batch or DEFAULT_BATCH)
+    n_stages = len(ranks.ranks) if ranks.is_split_by_layer else 1
+    seconds: dict[int, float] = {}
+    for n in TRIED:
+        if seconds and (n > ranks.cache.n_rows or not _has_room(ranks, n / max(seconds))):
+            break
+        try:
+            runner = Runner(ranks, hp, family, n)
+        except (AllocationError, PlanError):
+            if not seconds:
+                raise
+            break
+        seconds[n] = runner.time_prefill(n)
+        runner.close()
+    best = best_batch(seconds, n_stages)
+    tried = ", ".join(f"{n}: {n / s:.0f}" for n, s in seconds.items())
+    LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, tried)
+    return Runner(ranks, hp, family, best)
+
+
+def _has_room(ranks: Ranks, growth: float) -> bool:
+    """Whether every device could hold results of steps so many times as large, and something to spare."""
+    return all(
+        rank.backend.device.memory_free > growth * rank.allocator.n_bytes + SPARE_BYTES for rank in ranks.ranks
+    )
