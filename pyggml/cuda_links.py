@@ -216,6 +216,7 @@ def host_seconds(group: Group, n_elements: int, n_sums: int = 4) -> float:
     """Seconds a sum through host memory takes in a group that has no transports yet."""
 
     def chain(graph: RankGraph, rank: int) -> None:
+        graph.reduce_dtype = "f32"  # as the others are timed
         x = graph.weight(np.zeros((1, n_elements), np.float32))
         for _ in range(n_sums):
             x = graph.all_reduce(x * 1.0)

@@ -22,6 +22,7 @@ from .cuda_links import attach
 from .device import Device
 from .errors import ClosedError, ComputeError, DeviceError, ShapeError
 from .rank_graph import RankGraph, check_collectives
+from .reduce_type import check_reduce_dtype
 from .transport import TransportReport
 
 __all__ = ["MAX_RANKS", "Group", "GroupGraph", "RankGraph"]
@@ -41,7 +42,8 @@ class Group:
     `deadline_s` bounds the wait of one rank for another that has nothing to do or waits itself; one that
     computes is waited for. Between CUDA cards sums take the fastest
     transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
-    nccl-shm and host. What was tried is in `transports`.
+    nccl-shm and host. What was tried is in `transports`. Large sums travel as `reduce_dtype`, which is f32,
+    bf16 or f16 (see reduce_type.py).
     Raises DeviceError. Use it as a context manager or close() it; one that is dropped closes itself.
     """
 
@@ -53,6 +55,7 @@ class Group:
         *,
         threads: int | None = None,
         transport: str | None = None,
+        reduce_dtype: str = "f32",
         deadline_s: float = 60.0,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
@@ -67,6 +70,7 @@ class Group:
         try:
             for device in devices:
                 self.backends.append(Backend(device, threads=share))
+            self.reduce_dtype = check_reduce_dtype(reduce_dtype, self.backends)
         except BaseException:
             self.close()
             raise
@@ -119,7 +123,11 @@ class Group:
         graphs: list[RankGraph] = []
         try:
             for rank, backend in enumerate(self.backends):
-                graphs.append(RankGraph(backend, rank, self.n_ranks, max_nodes=max_nodes))
+                graphs.append(
+                    RankGraph(
+                        backend, rank, self.n_ranks, reduce_dtype=self.reduce_dtype, max_nodes=max_nodes
+                    )
+                )
                 function(graphs[-1], rank)
             return GroupGraph(self, graphs)
         except BaseException:
@@ -242,7 +250,7 @@ class GroupGraph:
                 continue
             graph.build()
             graph.join(group.handle, rank, self._runs[rank])
-            sums = (c.tensor.n_bytes // 4 for c in graph.collectives if c.op == lib.PG_ALL_REDUCE)
+            sums = (-(-c.tensor.n_bytes // 4) for c in graph.collectives if c.op == lib.PG_ALL_REDUCE)
             largest = max(largest, *sums, 1)
         # Ranks meet once while they record, so that all must.
         if all(graph.n_nodes and graph.backend.device.module == "cuda" for graph in self.graphs):

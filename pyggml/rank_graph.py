@@ -6,6 +6,7 @@ transports. One thread builds it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,19 +18,24 @@ from .dtypes import DType
 from .errors import ShapeError
 from .graph import Graph
 from .layout import Collective
+from .reduce_type import reduce_dtype_for
+from .shapes import cast
 from .tensor import Tensor
 
 
 class RankGraph(Graph):
     """The graph of one rank: a Graph that also knows its place and can take part in collectives.
 
-    Every rank must build the same collectives in the same order.
+    Every rank must build the same collectives in the same order. Large sums travel as `reduce_dtype`.
     """
 
-    def __init__(self, backend: Backend, rank: int = 0, n_ranks: int = 1, **options: Any) -> None:
+    def __init__(
+        self, backend: Backend, rank: int = 0, n_ranks: int = 1, *, reduce_dtype: str = "f32", **options: Any
+    ) -> None:
         super().__init__(backend, **options)
         self.rank = rank
         self.n_ranks = n_ranks
+        self.reduce_dtype = reduce_dtype
 
     @property
     def is_alone(self) -> bool:
@@ -50,10 +56,13 @@ class RankGraph(Graph):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of this node over all ranks, bitwise the same on each.
 
-        It takes the node's place for what is built afterwards.
+        It takes the node's place for what is built afterwards, unless it travels in another type.
         """
         self._need(x.dtype.name == "f32" and x.is_contiguous, x, "all_reduce takes contiguous float32")
-        return self._collective(lib.PG_ALL_REDUCE, self._writable(x))
+        kind = "f32" if self.is_alone else reduce_dtype_for(math.prod(x.shape), self.reduce_dtype)
+        if kind == "f32":
+            return self._collective(lib.PG_ALL_REDUCE, self._writable(x))
+        return cast(self._collective(lib.PG_ALL_REDUCE, cast(x, kind)), "f32")
 
     def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' tensors of one shape along a new outermost dimension, in rank order."""
@@ -158,7 +167,8 @@ def check_collectives(graphs: Sequence[RankGraph]) -> None:
     """Ranks must agree on collectives, or they would wait for each other until the deadline."""
     meets = (lib.PG_ALL_REDUCE, lib.PG_ALL_GATHER, lib.PG_BROADCAST)
     orders = {
-        r: [(c.op, c.tensor.shape) for c in g.collectives if c.op in meets] for r, g in enumerate(graphs)
+        r: [(c.op, c.tensor.shape, c.tensor.dtype.name) for c in g.collectives if c.op in meets]
+        for r, g in enumerate(graphs)
     }
     first = orders[0]
     for rank, order in orders.items():

@@ -96,7 +96,7 @@ int pg_group_fault(const pg_group * group, int * rank, char * text, size_t size)
 
 // NULL for host memory.
 static const pg_transport * transport_for(const pg_group * group, const struct ggml_tensor * tensor) {
-    const int64_t n = ggml_nelements(tensor);
+    const int64_t n = (ggml_nbytes(tensor) + sizeof(float) - 1) / sizeof(float);
     for (int i = group->n_transports - 1; i >= 0; i--) {
         if (n >= group->min_elements[i] && n <= group->max_elements[i]) {
             return &group->transports[i];

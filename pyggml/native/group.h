@@ -16,7 +16,7 @@ enum pg_fault { PG_OK = 0, PG_FAULT_TIMEOUT = 1, PG_FAULT_COMPUTE = 2, PG_FAULT_
 enum pg_op { PG_COMPUTE = 0, PG_ALL_REDUCE = 1, PG_ALL_GATHER = 2, PG_BROADCAST = 3, PG_SEND = 4, PG_RECV = 5, PG_CHOOSE = 6, PG_MASK = 7 };
 
 // A way to sum over all ranks in place. Every rank calls all_reduce in the same order with tensors of
-// one size; it may return before the sum is there, as long as work started later on the same backend
+// one size and type, F32, BF16 or F16; it may return before the sum is there, as long as work started later on the same backend
 // sees it. all_reduce returns PG_OK or a fault. poll, called after a rank's last step and before its
 // backend is synchronised, returns once the rank's work is done or with a fault at the deadline.
 // abort makes every call return soon, from any thread.
@@ -50,7 +50,7 @@ int pg_group_n_ranks(const pg_group * group);
 // Host memory for sums of up to n_elements; no step may be in flight.
 bool pg_group_reserve(pg_group * group, int64_t n_elements);
 
-// Transports for sums of min_elements to max_elements, tried from the last one set to the first; sums that
+// Transports for sums of min_elements to max_elements F32 numbers, or of as many bytes, tried from the last one set to the first; sums that
 // none of them takes go through host memory. The group owns and frees them. A transport's name is read
 // when it fails, so it may tell the reason then.
 void pg_group_add_transport(pg_group * group, const pg_transport * transport, int64_t min_elements, int64_t max_elements);

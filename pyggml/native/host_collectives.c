@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define N_WIDE 1024  // numbers that are wide at a time
+
 typedef struct {
     void * data;
     size_t capacity, size;
@@ -14,15 +16,20 @@ typedef struct {
     int next_in, next_out;
 } channel;
 
+typedef struct {
+    int64_t n_elements;
+    enum ggml_type type;
+} summand;
+
 struct host_collectives {
     rendezvous * meeting;
     int n_ranks;
     channel * channels;  // [from * n_ranks + to]
-    float ** slots;      // each rank's summand: its tensor where the host can read it, else a staging copy
-    float ** staging;
+    void ** slots;       // each rank's summand: its tensor where the host can read it, else a staging copy
+    void ** staging;
     size_t * staging_size;
-    int64_t * counts;    // the elements of each rank's summand
-    float * sum;
+    summand * summands;
+    void * sum;          // in the summands' type
     size_t sum_size;
     pg_mover mover;
 };
@@ -42,10 +49,10 @@ host_collectives * pg_host_new(rendezvous * meeting) {
     host->meeting = meeting;
     host->n_ranks = n_ranks;
     host->channels = calloc((size_t) n_ranks * n_ranks, sizeof(channel));
-    host->slots = calloc(n_ranks, sizeof(float *));
-    host->staging = calloc(n_ranks, sizeof(float *));
+    host->slots = calloc(n_ranks, sizeof(void *));
+    host->staging = calloc(n_ranks, sizeof(void *));
     host->staging_size = calloc(n_ranks, sizeof(size_t));
-    host->counts = calloc(n_ranks, sizeof(int64_t));
+    host->summands = calloc(n_ranks, sizeof(summand));
     return host;
 }
 
@@ -69,7 +76,7 @@ void pg_host_free(host_collectives * host) {
     free(host->slots);
     free(host->staging);
     free(host->staging_size);
-    free(host->counts);
+    free(host->summands);
     free(host->sum);
     free(host);
 }
@@ -106,36 +113,73 @@ static int publish(host_collectives * host, int rank, ggml_backend_t backend, st
 
 static void add_up(host_collectives * host, int64_t start, int64_t stop) {
     float * restrict sum = host->sum;
-    memcpy(sum + start, host->slots[0] + start, (stop - start) * sizeof(float));
+    memcpy(sum + start, (const float *) host->slots[0] + start, (stop - start) * sizeof(float));
     for (int r = 1; r < host->n_ranks; r++) {
-        const float * restrict summand = host->slots[r];
+        const float * restrict part = host->slots[r];
         for (int64_t i = start; i < stop; i++) {
-            sum[i] += summand[i];
+            sum[i] += part[i];
         }
+    }
+}
+
+static void widen(enum ggml_type type, const void * from, int64_t start, float * to, int64_t n) {
+    if (type == GGML_TYPE_BF16) {
+        ggml_bf16_to_fp32_row((const ggml_bf16_t *) from + start, to, n);
+    } else {
+        ggml_fp16_to_fp32_row((const ggml_fp16_t *) from + start, to, n);
+    }
+}
+
+static void narrow(enum ggml_type type, const float * from, void * to, int64_t start, int64_t n) {
+    if (type == GGML_TYPE_BF16) {
+        ggml_fp32_to_bf16_row(from, (ggml_bf16_t *) to + start, n);
+    } else {
+        ggml_fp32_to_fp16_row(from, (ggml_fp16_t *) to + start, n);
+    }
+}
+
+// Sums of 16-bit numbers in float, rounded once.
+static void add_up_wide(host_collectives * host, enum ggml_type type, int64_t start, int64_t stop) {
+    float total[N_WIDE], part[N_WIDE];
+    for (int64_t at = start; at < stop; at += N_WIDE) {
+        const int64_t n = stop - at < N_WIDE ? stop - at : N_WIDE;
+        widen(type, host->slots[0], at, total, n);
+        for (int r = 1; r < host->n_ranks; r++) {
+            widen(type, host->slots[r], at, part, n);
+            for (int64_t i = 0; i < n; i++) {
+                total[i] += part[i];
+            }
+        }
+        narrow(type, total, host->sum, at, n);
     }
 }
 
 int pg_host_all_reduce(host_collectives * host, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {
     const int64_t n = ggml_nelements(tensor);
-    if (n * sizeof(float) > host->sum_size) {
+    if (ggml_nbytes(tensor) > host->sum_size) {
         return fail(host, rank, "a sum larger than what was reserved");
     }
-    host->counts[rank] = n;
+    host->summands[rank] = (summand) { n, tensor->type };
     int fault = publish(host, rank, backend, tensor);
     if (fault || (fault = pg_rendezvous_meet(host->meeting, rank, "all_reduce"))) {
         return fault;
     }
     for (int r = 0; r < host->n_ranks; r++) {
-        if (host->counts[r] != n) {
-            return fail(host, rank, "ranks sum tensors of different sizes");
+        if (host->summands[r].n_elements != n || host->summands[r].type != tensor->type) {
+            return fail(host, rank, "ranks sum tensors of different sizes or types");
         }
     }
-    add_up(host, n * rank / host->n_ranks, n * (rank + 1) / host->n_ranks);
+    const int64_t start = n * rank / host->n_ranks, stop = n * (rank + 1) / host->n_ranks;
+    if (tensor->type == GGML_TYPE_F32) {
+        add_up(host, start, stop);
+    } else {
+        add_up_wide(host, tensor->type, start, stop);
+    }
     if ((fault = pg_rendezvous_meet(host->meeting, rank, "all_reduce"))) {
         return fault;
     }
     // No third meeting: the next sum begins only when all ranks have met again, this one copied.
-    ggml_backend_tensor_set(tensor, host->sum, 0, n * sizeof(float));
+    ggml_backend_tensor_set(tensor, host->sum, 0, ggml_nbytes(tensor));
     return PG_OK;
 }
 

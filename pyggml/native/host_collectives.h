@@ -15,7 +15,7 @@ void pg_host_use(host_collectives * host, const pg_mover * mover);
 // Memory for sums of up to n_elements.
 bool pg_host_reserve(host_collectives * host, int64_t n_elements);
 
-// Slice by slice in rank order, so that all ranks hold the same bits.
+// Of F32, BF16 or F16, added up in float, slice by slice in rank order, so that all ranks hold the same bits.
 int pg_host_all_reduce(host_collectives * host, int rank, ggml_backend_t backend, struct ggml_tensor * tensor);
 
 // Rank parts lie behind each other in the outermost dimension of `whole`.

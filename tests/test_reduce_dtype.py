@@ -1,0 +1,118 @@
+"""Sums that travel as 16 bits: how they round, from which size on, alike on all ranks, and what refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml.engine import LLM, ConfigError
+from pyggml.engine.load_options import LoadOptions
+from pyggml.reduce_type import MIN_NARROW_ELEMENTS, REDUCE_DTYPES
+
+RNG = np.random.default_rng(11)
+NARROW = ("bf16", "f16")
+
+
+def rounded(x: np.ndarray, kind: str) -> np.ndarray:
+    return gg.dequantize(gg.quantize(x, kind), kind, x.shape)
+
+
+def sums(parts: list[np.ndarray], kind: str) -> list[np.ndarray]:
+    """The sum on each rank."""
+
+    def build(g: gg.RankGraph, rank: int) -> gg.Tensor:
+        return g.output("y", g.all_reduce(g.input("x", parts[0].shape) * 1.0))
+
+    with gg.Group(["cpu"] * len(parts), threads=1, reduce_dtype=kind) as group, group.compile(build) as graph:
+        graph.run(x=parts)
+        return [graph.outputs(rank)["y"] for rank in range(len(parts))]
+
+
+def parts_of(n_ranks: int, n: int) -> list[np.ndarray]:
+    return [(RNG.standard_normal((1, n)) * 3).astype("f4") for _ in range(n_ranks)]
+
+
+def in_rank_order(parts: list[np.ndarray]) -> np.ndarray:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 5])
+@pytest.mark.parametrize("kind", NARROW)
+def test_parts_and_sum_are_rounded_once_and_added_in_float32_in_rank_order(kind: str, n_ranks: int) -> None:
+    parts = parts_of(n_ranks, MIN_NARROW_ELEMENTS + 12345)
+    right = rounded(in_rank_order([rounded(part, kind) for part in parts]), kind)
+    assert not np.array_equal(right, in_rank_order(parts))
+    for y in sums(parts, kind):
+        assert np.array_equal(y, right)
+
+
+@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize(("more", "is_exact"), [(-1, True), (0, False), (1, False)])
+def test_smaller_sums_stay_float32(kind: str, more: int, is_exact: bool) -> None:
+    parts = parts_of(2, MIN_NARROW_ELEMENTS + more)
+    right = in_rank_order(parts)
+    for y in sums(parts, kind):
+        assert np.array_equal(y, right) == is_exact
+        assert np.abs(y - right).max() < 0.1
+
+
+def test_float32_is_the_default_and_exact_at_any_size() -> None:
+    parts = parts_of(3, MIN_NARROW_ELEMENTS + 7)
+    assert all(np.array_equal(y, in_rank_order(parts)) for y in sums(parts, "f32"))
+
+
+def test_bf16_carries_what_f16_cannot() -> None:
+    parts = [np.full((1, MIN_NARROW_ELEMENTS), 40000, "f4")] * 2
+    assert np.isinf(sums(parts, "f16")[0]).all()
+    assert np.array_equal(sums(parts, "bf16")[0], np.full((1, MIN_NARROW_ELEMENTS), 79872, "f4"))
+
+
+def test_several_sums_in_a_row_of_both_kinds_are_each_used_once() -> None:
+    n = MIN_NARROW_ELEMENTS
+
+    def build(g: gg.RankGraph, rank: int) -> None:
+        large = g.all_reduce(g.input("x", (2, n)) * 1.0)
+        small = g.all_reduce(g.input("z", (1, 8)) * 1.0)
+        again = g.all_reduce(large * 0.5)
+        g.output("y", again)
+        g.output("s", small)
+
+    x, z = np.tile(np.arange(1, 9, dtype="f4"), (2, n // 8)), np.ones((1, 8), "f4")
+    with gg.Group(["cpu"] * 2, threads=1, reduce_dtype="bf16") as group, group.compile(build) as graph:
+        for _ in range(3):
+            results = graph.run(x=x, z=z)
+            assert np.array_equal(results["y"], 2 * x) and np.array_equal(results["s"], 2 * z)
+        assert group.n_reduces() == 9
+
+
+def test_a_group_of_one_rounds_nothing() -> None:
+    (x,) = parts_of(1, MIN_NARROW_ELEMENTS)
+    assert np.array_equal(sums([x], "bf16")[0], x)
+
+
+def test_ranks_that_disagree_on_the_type_are_refused_before_they_meet() -> None:
+    def build(g: gg.RankGraph, rank: int) -> None:
+        g.reduce_dtype = "bf16" if rank else "f32"
+        g.output("y", g.all_reduce(g.input("x", (1, MIN_NARROW_ELEMENTS)) * 1.0))
+
+    with gg.Group(["cpu"] * 2, threads=1) as group, pytest.raises(gg.ShapeError, match="all ranks need the same"):
+        group.compile(build)
+
+
+def test_types_that_do_not_exist_or_that_a_device_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(gg.DeviceError, match="reduce dtype 'q8_0'; f32, bf16 and f16 are supported"):
+        gg.Group(["cpu"] * 2, threads=1, reduce_dtype="q8_0")
+    supports = gg.Backend.supports
+    monkeypatch.setattr(
+        gg.Backend, "supports", lambda backend, node: node.dtype.name != "bf16" and supports(backend, node)
+    )
+    with pytest.raises(gg.DeviceError, match="reduce dtype bf16: cpu cannot cast .*; would work: f32, f16"):
+        gg.Group(["cpu"] * 2, threads=1, reduce_dtype="bf16")
