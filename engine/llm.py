@@ -56,8 +56,9 @@ class LLM(Sending):
     f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
     fit; with `fit` "auto" the first of them are taken.
     `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
-    `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured. Without
-    `cuda_graphs` every step launches its kernels one by one.
+    `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured;
+    `reduce_dtype` f32, bf16 or f16 is what large sums travel as. Without `cuda_graphs` every step launches
+    its kernels one by one.
     With `prefix_cache` a prompt takes what earlier ones with the same beginning left; beginnings that many share
     are kept in files of `prefix_cache_dir`, at most `prefix_cache_bytes` in all.
     At most `max_queued` requests wait for a slot, by default any number.
@@ -86,6 +87,7 @@ class LLM(Sending):
         fit: str | None = None,
         reserve: int | str | Sequence[int] | None = None,
         transport: str | None = None,
+        reduce_dtype: str = "f32",
         cuda_graphs: bool = True,
         prefix_cache: bool = True,
         prefix_cache_dir: str | os.PathLike[str] | None = None,
@@ -98,7 +100,7 @@ class LLM(Sending):
             device=device, tp=tp, layer_split=layer_split, tensor_split=tensor_split,
             expert_split=expert_split, ctx=ctx, parallel=parallel, batch=batch, threads=threads,
             cache_type_k=cache_type_k, cache_type_v=cache_type_v, fit=fit, reserve=reserve,
-            transport=transport, cuda_graphs=cuda_graphs,
+            transport=transport, reduce_dtype=reduce_dtype, cuda_graphs=cuda_graphs,
         )  # fmt: skip
         self._is_closed = True
         self._loaded: LoadedModel | None = None

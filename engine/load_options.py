@@ -16,12 +16,13 @@ from .reserve import Asked, Reserve, read_reserve, reserve_on
 
 FITS = ("off", "auto")
 DEFAULT_BATCH = 512
+REDUCE_DTYPES = ("f32", "bf16", "f16")
 TRANSPORTS = ("auto", "push", "nccl", "nccl-shm", "host")
 
 _COUNTS = ("parallel", "batch", "threads", "tp", "layer_split", "ctx")
 _TEXTS = {
     "device": "cpu", "tensor_split": "3,1", "expert_split": "inside", "cache_type_k": "f16", "cache_type_v": "f16",
-    "fit": "auto", "transport": "host",
+    "fit": "auto", "transport": "host", "reduce_dtype": "bf16",
 }  # fmt: skip
 _CAN_BE_NONE = ("batch", "threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit", "transport")
 
@@ -38,8 +39,8 @@ class LoadOptions:
     puts whole layers on that many devices; neither means one device. `tensor_split` are the ranks'
     shares ("3,1"; with layer_split the numbers of layers). `ctx` None means the largest context that
     fits. `reserve` are MiB that stay free on each device, one number for all or one a device. `transport` is
-    how ranks exchange sums, by default as measured. `cuda_graphs` allows the launches of a decode step to be
-    recorded and replayed.
+    how ranks exchange sums, by default as measured, `reduce_dtype` what large sums travel as. `cuda_graphs`
+    allows the launches of a decode step to be recorded and replayed.
     `fit` "auto" changes the options of a model that does not fit until it does.
     Raises ConfigError for values that make no sense.
     """
@@ -59,6 +60,7 @@ class LoadOptions:
     transport: str | None = None
     cuda_graphs: bool = True
     reserve: Asked = None
+    reduce_dtype: str = "f32"
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -82,6 +84,8 @@ class LoadOptions:
             raise ConfigError(
                 f"transport = {self.transport!r}; {', '.join(TRANSPORTS[:-1])} and {TRANSPORTS[-1]} are supported"
             )
+        if self.reduce_dtype not in REDUCE_DTYPES:
+            raise ConfigError(f"reduce-dtype = {self.reduce_dtype!r}; {', '.join(REDUCE_DTYPES)} are supported")
         if self.tp is not None and self.layer_split is not None:
             raise ConfigError(
                 f"--tp {self.tp} and --layer-split {self.layer_split} exclude each other: the one cuts inside layers, "
@@ -93,6 +97,8 @@ class LoadOptions:
             )
         if self.expert_split != "inside" and self.tp is None:
             raise ConfigError(f"--expert-split {self.expert_split} needs --tp, which cuts layers over devices")
+        if self.reduce_dtype != "f32" and self.tp is None:
+            raise ConfigError(f"--reduce-dtype {self.reduce_dtype} needs --tp, whose ranks sum; nothing else does")
 
     @property
     def planned_batch(self) -> int:
@@ -125,11 +131,12 @@ class LoadOptions:
     def changed(self, settings: Mapping[str, str | int]) -> LoadOptions:
         """With these options by long name in place of the own ones that say where, and others that they name."""
         nowhere = replace(
-            self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside", reserve=None
-        )
-        expert_split = self.expert_split if "tp" in settings else "inside"
+            self, device=None, tp=None, layer_split=None, tensor_split=None, expert_split="inside", reserve=None,
+            reduce_dtype="f32",
+        )  # fmt: skip
+        of_sums = {"expert_split": self.expert_split, "reduce_dtype": self.reduce_dtype} if "tp" in settings else {}
         named: dict[str, object] = {name.replace("-", "_"): value for name, value in settings.items()}
-        return replace(nowhere, **({"expert_split": expert_split} | named))  # type: ignore[arg-type]
+        return replace(nowhere, **(of_sums | named))  # type: ignore[arg-type]
 
     def reserve_on(self, devices: Sequence[gg.Device]) -> Reserve:
         """What stays free of these devices, which are those of the options; raises ConfigError for a longer list."""

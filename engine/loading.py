@@ -58,7 +58,9 @@ class LoadedModel:
         if len(devices) == 1:
             self._backends = [gg.Backend(devices[0], threads=options.threads)]
         else:
-            self._group = gg.Group(devices, threads=options.threads, transport=options.transport)
+            self._group = gg.Group(
+                devices, threads=options.threads, transport=options.transport, reduce_dtype=options.reduce_dtype
+            )
             self._backends = self._group.backends
 
     def _told(self) -> tuple[str, ...]:
@@ -175,6 +177,8 @@ def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
     found = [str(pair) for pair in report.pairs if not pair.passed]
     if mode is Mode.TENSOR:
         found.append(f"sums over ranks go through: {', '.join(_spans(group))}")
+        if group.reduce_dtype != "f32":
+            found.append(f"sums of {gg.MIN_NARROW_ELEMENTS} numbers and more travel as {group.reduce_dtype}")
     return found
 
 

@@ -89,7 +89,7 @@ def outlook(
     most = largest_ctx(model, dealt.demands, cache)
     is_fitting = fit(model, dealt.demands, cache, options.ctx or MIN_CTX).is_fitting
     n_ctx = choose_group_ctx(model, dealt.demands, cache, options.ctx) if is_fitting else None
-    work = Work(n_prompt, min(options.planned_batch, n_prompt), n_prompt)
+    work = Work(n_prompt, min(options.planned_batch, n_prompt), n_prompt, options.reduce_dtype)
     return Outlook(
         options,
         devices,

@@ -88,6 +88,7 @@ class Plan:
             rank.backend,
             number,
             len(ranks.ranks),
+            reduce_dtype="f32" if ranks.group is None else ranks.group.reduce_dtype,
             max_nodes=max_nodes,
             allocator=rank.allocator,
             feeds=self.feeds,

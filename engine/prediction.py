@@ -1,7 +1,7 @@
 """How fast each mode would be, from measured bandwidths, compute rates and link times.
 
 A token of one request, on a rank: (weights read + cache read) / bandwidth + n_layer * layer_s.
-Tensor parallel: the slowest rank, and 2 * n_layer sums of n_embd float32 numbers over all ranks.
+Tensor parallel: the slowest rank, and 2 * n_layer sums of n_embd numbers over all ranks.
 Layer split: the devices one after the other, and a copy of n_embd numbers between each two.
 A prompt in chunks, on a rank: 2 operations for each weight and token and 4 for each head element and
 pair of positions, by the compute rate, but not below one reading of the weights a chunk; sums and
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+import pyggml as gg
 
 from .demand import CacheFacts, Demand
 from .hparams import HParams
@@ -40,11 +42,15 @@ class LinkTimes:
 
 @dataclass(frozen=True)
 class Work:
-    """What to predict: a prompt of n_prompt tokens in chunks of n_batch, then tokens with n_past before them."""
+    """What to predict: a prompt of n_prompt tokens in chunks of n_batch, then tokens with n_past before them.
+
+    Large sums travel as `reduce_dtype`.
+    """
 
     n_prompt: int = 512
     n_batch: int = 512
     n_past: int = 512
+    reduce_dtype: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def predict(
 ) -> Prediction:
     """The times of one request alone."""
     links = links or LinkTimes()
-    link_s = _link_s(hp, mode, demands, links, 1)
+    link_s = _link_s(hp, mode, demands, links, work, 1)
     token_s = _together(mode, [_token_s(hp, demand, cache, work.n_past) for demand in demands])
     first_token_s = _first_token_s(hp, mode, demands, work, links)
     return Prediction(mode, len(demands), _plus(token_s, link_s), link_s, first_token_s)
@@ -131,7 +137,7 @@ def _first_token_s(
 ) -> float | None:
     n_chunks = -(-work.n_prompt // work.n_batch)
     parts = [_prompt_s(hp, demand, work) for demand in demands]
-    link_s = _link_s(hp, mode, demands, links, min(work.n_batch, work.n_prompt))
+    link_s = _link_s(hp, mode, demands, links, work, min(work.n_batch, work.n_prompt))
     if mode is not Mode.LAYER:
         return _plus(_together(mode, parts), None if link_s is None else n_chunks * link_s)
     per_chunk = [None if part is None else part / n_chunks for part in parts]
@@ -151,13 +157,15 @@ def _together(mode: Mode, parts: Sequence[float | None]) -> float | None:
 
 
 def _link_s(
-    hp: HParams, mode: Mode, demands: Sequence[Demand], links: LinkTimes, n_tokens: int
+    hp: HParams, mode: Mode, demands: Sequence[Demand], links: LinkTimes, work: Work, n_tokens: int
 ) -> float | None:
     """Time on links in one pass over n_tokens."""
     if len(demands) == 1:
         return 0.0
-    n_bytes = _F32_BYTES * hp.n_embd * n_tokens
+    n_elements = hp.n_embd * n_tokens
+    n_bytes = _F32_BYTES * n_elements
     if mode is Mode.TENSOR:
+        n_bytes = n_elements * gg.dtype(gg.reduce_dtype_for(n_elements, work.reduce_dtype)).type_size
         each, n = seconds_at(links.reduce, n_bytes), 2 * hp.n_layer
     else:
         each, n = seconds_at(links.copy, n_bytes), len(demands) - 1

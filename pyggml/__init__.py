@@ -65,6 +65,7 @@ from .ops import (
 )
 from .products import add_id, hadamard, mul_mat, mul_mat_id
 from .profile import KernelTrace, Work
+from .reduce_type import MIN_NARROW_ELEMENTS, reduce_dtype_for
 from .rows import get_rows, set_rows
 from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
 from .tensor import Tensor
@@ -73,6 +74,7 @@ __all__ = [
     "GGUF",
     "HAS_INF",
     "HAS_NAN",
+    "MIN_NARROW_ELEMENTS",
     "NONE_LEFT",
     "AllocationError",
     "Allocator",
@@ -133,6 +135,7 @@ __all__ = [
     "norm",
     "permute",
     "quantize",
+    "reduce_dtype_for",
     "relu",
     "repeat",
     "reshape",

@@ -30,12 +30,13 @@ def check_reduce_dtype(name: str, backends: list[Backend]) -> str:
     Raises DeviceError with the types that would work.
     """
     if name not in REDUCE_DTYPES:
-        raise DeviceError(f"reduce dtype {name!r}; {', '.join(REDUCE_DTYPES[:-1])} and {REDUCE_DTYPES[-1]} are supported")
+        raise DeviceError(f"reduce dtype {name!r}; {', '.join(REDUCE_DTYPES)} are supported")
     for backend in backends:
         if not _can_cast(backend, name):
             others = [other for other in REDUCE_DTYPES if all(_can_cast(b, other) for b in backends)]
             raise DeviceError(
-                f"reduce dtype {name}: {backend.device.name} cannot cast to it and back; would work: {', '.join(others)}"
+                f"reduce dtype {name}: {backend.device.name} cannot cast to it and back; "
+                f"would work: {', '.join(others)}"
             )
     return name
 

@@ -76,6 +76,10 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({**CPU2, "layer-split": 2, "expert-split": "experts"}, "--expert-split experts", "needs --tp"),
     ({**CPU2, "tp": 2, "expert-split": "experts"}, "the model has no experts", "'inside' is the default"),
     ({**CPU2, "tp": 2, "expert-split": "some"}, "is 'some'", "one of inside, experts is needed"),
+    # what sums travel as
+    ({"reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp, whose ranks sum"),
+    ({**CPU2, "layer-split": 2, "reduce-dtype": "f16"}, "--reduce-dtype f16", "needs --tp, whose ranks sum"),
+    ({**CPU2, "tp": 2, "reduce-dtype": "q8_0"}, "is 'q8_0'", "one of f32, bf16, f16 is needed"),
     # memory that stays free
     ({"reserve": "1,2"}, "reserve = 1,2 has 2 numbers of MiB", "there is 1 device for them (cpu)"),
     ({**CPU2, "tp": 2, "reserve": "1,2,3"}, "has 3 numbers of MiB", "there are 2 devices for them (cpu, cpu)"),

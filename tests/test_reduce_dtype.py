@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from paper_models import CACHE, facts, gpus, llama_8b
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
+from pyggml.engine.cli import bench_modes
+from pyggml.engine.cli.loading import placing
+from pyggml.engine.cli.options import OPTIONS, options_of
+from pyggml.engine.cli.settings import settle
+from pyggml.engine.load_options import REDUCE_DTYPES as OFFERED
 from pyggml.engine.load_options import LoadOptions
+from pyggml.engine.prediction import LinkTimes, Mode, Work, predict
+from pyggml.engine.remedies import cut_demands
 from pyggml.reduce_type import MIN_NARROW_ELEMENTS, REDUCE_DTYPES
 
 RNG = np.random.default_rng(11)
@@ -108,7 +117,7 @@ def test_ranks_that_disagree_on_the_type_are_refused_before_they_meet() -> None:
 
 
 def test_types_that_do_not_exist_or_that_a_device_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(gg.DeviceError, match="reduce dtype 'q8_0'; f32, bf16 and f16 are supported"):
+    with pytest.raises(gg.DeviceError, match="reduce dtype 'q8_0'; f32, bf16, f16 are supported"):
         gg.Group(["cpu"] * 2, threads=1, reduce_dtype="q8_0")
     supports = gg.Backend.supports
     monkeypatch.setattr(
@@ -116,3 +125,69 @@ def test_types_that_do_not_exist_or_that_a_device_lacks_are_refused(monkeypatch:
     )
     with pytest.raises(gg.DeviceError, match="reduce dtype bf16: cpu cannot cast .*; would work: f32, f16"):
         gg.Group(["cpu"] * 2, threads=1, reduce_dtype="bf16")
+
+
+# Models
+
+OPEN: dict[str, Any] = {
+    "device": "cpu,cpu", "tp": 2, "threads": 1, "ctx": 1280, "parallel": 1, "batch": 1024, "cache_type_k": "f32",
+    "cache_type_v": "f32",
+}  # fmt: skip
+N_EMBD = 256  # of a tiny model: a chunk of 1024 tokens is a sum of MIN_NARROW_ELEMENTS
+
+
+def logits(path: Path, n_tokens: int, kind: str) -> np.ndarray:
+    ids = [(7 * i) % 250 for i in range(n_tokens)]
+    with LLM(path, **OPEN, reduce_dtype=kind) as llm:
+        return llm.score(ids, logits=True)
+
+
+def nmse(ours: np.ndarray, right: np.ndarray) -> float:
+    return float(((ours - right.astype(np.float64)) ** 2).sum() / (right.astype(np.float64) ** 2).sum())
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_only_chunks_of_many_tokens_are_touched_and_little(kind: str, tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    n_long = MIN_NARROW_ELEMENTS // N_EMBD
+    assert np.array_equal(logits(path, n_long - 200, kind), logits(path, n_long - 200, "f32"))
+    long, right = logits(path, n_long, kind), logits(path, n_long, "f32")
+    assert 0 < nmse(long, right) < (1e-3 if kind == "bf16" else 1e-5)
+
+
+def test_what_travels_is_told(tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama"), **OPEN, reduce_dtype="bf16") as llm:
+        assert "sums of 262144 numbers and more travel as bf16" in llm.notes
+
+
+def test_the_option_is_there_in_every_door_and_names_the_types_that_there_are() -> None:
+    (option,) = (o for o in OPTIONS if o.name == "reduce-dtype")
+    assert OFFERED == REDUCE_DTYPES and [option.kind.read(name) for name in OFFERED] == list(OFFERED)
+    assert str(MIN_NARROW_ELEMENTS) in option.help
+    with pytest.raises(ConfigError, match="reduce-dtype = 'fp8'; f32, bf16, f16 are supported"):
+        LoadOptions(tp=2, reduce_dtype="fp8")
+
+
+def test_other_places_keep_it_only_where_ranks_sum() -> None:
+    options = LoadOptions(tp=2, reduce_dtype="bf16")
+    assert options.changed({"tp": 4}).reduce_dtype == "bf16"
+    assert options.changed({"device": "cpu"}).reduce_dtype == options.changed({"layer-split": 2}).reduce_dtype == "f32"
+
+
+def test_modes_that_are_compared_keep_it_only_where_ranks_sum() -> None:
+    words = {"device": "cpu,cpu", "reduce-dtype": "f16", "modes": "all"}
+    given = {name: [(text, f"--{name}")] for name, text in words.items()}
+    settings = settle("bench", options_of("bench"), given, {})
+    one, tensor, split = (placing(settings) | where for where in bench_modes.modes(settings))
+    assert [where["reduce_dtype"] for where in (one, tensor, split)] == ["f32", "f16", "f32"]
+
+
+def test_a_prompt_is_predicted_with_the_bytes_that_travel() -> None:
+    hp, links = llama_8b(), LinkTimes(reduce=((4, 1e-6), (2**24, 1e-3)))
+    demands = cut_demands(facts(hp), [replace(d, bandwidth=1e12, flops=1e14) for d in gpus(2)])
+    work = [Work(512, 512, 512, kind) for kind in ("f32", "bf16")]
+    wide, narrow = (predict(hp, Mode.TENSOR, demands, CACHE, w, links) for w in work)
+    assert wide.token_s == narrow.token_s
+    assert wide.first_token_s and narrow.first_token_s
+    saved = 2 * hp.n_layer * 512 * hp.n_embd * 2 / 2**24 * 1e-3
+    assert wide.first_token_s - narrow.first_token_s == pytest.approx(saved, rel=0.01)

@@ -10,7 +10,7 @@ import pyggml as gg
 
 from ..errors import ConfigError
 from ..reserve import reserve_on
-from .loading import load_options
+from .loading import placing
 from .settings import Settings
 from .units import shown_rate
 
@@ -27,18 +27,19 @@ def modes(settings: Settings) -> list[Where]:
         raise ConfigError(
             f"{settings.source('modes')} all chooses the modes itself; leave {settings.source(given)} away"
         )
-    options = load_options(settings, ctx=None, parallel=1)
-    device = options.device
+    placed = placing(settings)
+    device = placed["device"]
     names = [d.name for d in gg.discrete_gpus()] if device is None else device.split(",")
     if len(names) < 2:
         raise ConfigError(
             f"{settings.source('modes')} all compares two or more devices, and there is "
             f"{', '.join(names) or 'no GPU'}; list them, as in --device {','.join([*names, *names] or ['cpu', 'cpu'])}"
         )
-    reserve = reserve_on(options.reserve, names)
+    reserve = reserve_on(placed["reserve"], names)
+    apart = {} if placed["reduce_dtype"] == "f32" else {"reduce_dtype": "f32"}  # these sum nothing
 
     def where(n: int, **mode: int) -> Where:
-        return {"device": ",".join(names[:n]), **mode, **reserve.setting(names[:n])}
+        return {"device": ",".join(names[:n]), **mode, **reserve.setting(names[:n]), **({} if "tp" in mode else apart)}
 
     several = range(2, len(names) + 1)
     return [where(1), *(where(n, tp=n) for n in several), where(len(names), layer_split=len(names))]

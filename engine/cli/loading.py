@@ -50,7 +50,7 @@ def placing(settings: Settings) -> dict[str, Any]:
         )
     names = (
         "tp", "layer-split", "tensor-split", "expert-split", "batch", "threads", "cache-type-k", "cache-type-v", "fit",
-        "reserve",
+        "reserve", "reduce-dtype",
     )  # fmt: skip
     return {"device": _device(settings), **{name.replace("-", "_"): settings[name] for name in names}}
 
