@@ -16,6 +16,7 @@ from . import nccl
 from ._ffi import ffi, lib
 from .backend import Backend
 from .cuda_module import cuda_api, why, words
+from .dtypes import dtype
 from .errors import DeviceError
 from .transport import TransportReport, choose, clear_peer_environment, forced_name
 
@@ -32,7 +33,8 @@ N_TIMED_SUMS = 32
 class CudaLinks:
     """The ranks' cards. Transports that were opened and not taken are freed by close().
 
-    `proof_s` bounds each test, `wait_s` each wait of one rank's sum for another's, later too.
+    `proof_s` bounds each test, `wait_s` each wait of one rank's sum for another's, later too. Sums are proven in
+    float32 and in `reduce_dtype`.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class CudaLinks:
         wait_s: float = 60.0,
         proof_s: float = 10.0,
         nccl_s: float = nccl.TRIAL_DEADLINE_S,
+        reduce_dtype: str = "f32",
     ) -> None:
         self.n_ranks = len(backends)
         self.devices = [backend.device for backend in backends]
         self.wait_s, self.proof_s, self.nccl_s = wait_s, proof_s, nccl_s
+        self._proven_types = [dtype(name).id for name in dict.fromkeys(("f32", reduce_dtype))]
         self._host_seconds = host_seconds
         self._handles = ffi.new("ggml_backend_t[]", [backend.handle for backend in backends])
         self._transports: dict[str, Any] = {}
@@ -129,8 +133,9 @@ class CudaLinks:
             made = _do(self._api.nccl_new, self.library.path.encode(), name.encode(), *ranks, self.nccl_s)
         self._transports[name] = made
         try:
-            for n_elements, offset in PROVEN_SUMS:
-                _do(self._api.check, made, *ranks, n_elements, offset, name == "push", self.proof_s)
+            for type_id in self._proven_types:
+                for n_elements, offset in PROVEN_SUMS:
+                    _do(self._api.check, made, *ranks, n_elements, offset, type_id, name == "push", self.proof_s)
         except DeviceError:
             self._free(name)
             raise
@@ -196,7 +201,9 @@ def attach(
     Raises DeviceError when a forced transport cannot be used.
     """
     forced = forced_name(transport)
-    links = CudaLinks(group.backends, lambda n: host_seconds(group, n), wait_s=wait_s)
+    links = CudaLinks(
+        group.backends, lambda n: host_seconds(group, n), wait_s=wait_s, reduce_dtype=group.reduce_dtype
+    )
     try:
         may_reach = clear_peer_environment(peers)
         report = choose(links, forced=forced, peers=may_reach, proof_s=2 * links.proof_s, time_all=time_all)

@@ -11,7 +11,7 @@ import pytest
 
 from pyggml import cuda_links, nccl
 from pyggml._ffi import ffi, lib
-from pyggml.cuda_links import CudaLinks
+from pyggml.cuda_links import PROVEN_SUMS, CudaLinks
 from pyggml.errors import DeviceError
 from pyggml.transport import choose
 
@@ -36,6 +36,7 @@ class FakeModule:
         self.failing = failing or {}
         self.freed: list[str] = []
         self.checked: list[tuple[int, int, bool]] = []
+        self.checked_types: list[str] = []
         self.waits: dict[str, float] = {}
         self._kept: list[Any] = []
 
@@ -81,9 +82,10 @@ class FakeModule:
         return self._made(name.decode()) if self._outcome("nccl_new", *reason) else ffi.NULL
 
     def check(
-        self, made: Any, n: int, backends: Any, n_elements: int, offset: int, ordered: bool, *rest: Any
+        self, made: Any, n: int, backends: Any, n_elements: int, offset: int, type_id: int, ordered: bool, *rest: Any
     ) -> bool:
         self.checked.append((n_elements, offset, ordered))
+        self.checked_types.append(ffi.string(lib.ggml_type_name(type_id)).decode())
         return self._outcome("check", *rest[1:])
 
     def time(
@@ -103,10 +105,12 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def links_of(monkeypatch: pytest.MonkeyPatch, module: FakeModule | None, *bus_ids: str) -> CudaLinks:
+def links_of(
+    monkeypatch: pytest.MonkeyPatch, module: FakeModule | None, *bus_ids: str, reduce_dtype: str = "f32"
+) -> CudaLinks:
     monkeypatch.setattr(cuda_links, "cuda_api", lambda: module)
     backends: Any = [FakeBackend(FakeDevice(f"cuda:{i}", bus_id=bus_id)) for i, bus_id in enumerate(bus_ids)]
-    return CudaLinks(backends, lambda n: 1.0, wait_s=33.0)
+    return CudaLinks(backends, lambda n: 1.0, wait_s=33.0, reduce_dtype=reduce_dtype)
 
 
 TWO = ("0000:1b:00.0", "0000:3a:00.0")
@@ -130,6 +134,15 @@ def test_the_cards_numbers_and_uuids_come_from_their_addresses(monkeypatch: pyte
 )
 def test_where_push_cannot_be(bus_ids: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words in str(links_of(monkeypatch, FakeModule(), *bus_ids).obstacle("push"))
+
+
+@pytest.mark.parametrize(("asked", "proven"), [("f32", ["f32"]), ("bf16", ["f32", "bf16"]), ("f16", ["f32", "f16"])])
+def test_sums_are_proven_in_the_types_in_which_they_travel(
+    asked: str, proven: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = FakeModule()
+    links_of(monkeypatch, module, *TWO, reduce_dtype=asked).open("push")
+    assert module.checked_types == [name for name in proven for _ in PROVEN_SUMS]
 
 
 def test_nine_cards_still_have_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ typedef struct {
     pg_transport *(*push_new)(int n_ranks, const ggml_backend_t *backends, int64_t chunk_elements, double deadline_s, char *why, size_t why_size);
     pg_transport *(*nccl_new)(const char *library, const char *name, int n_ranks, const ggml_backend_t *backends, double deadline_s, char *why, size_t why_size);
     pg_mover *(*mover_new)(int n_ranks, const ggml_backend_t *backends, const bool *may_copy, char *why, size_t why_size);
-    bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, bool is_ordered, double deadline_s, char *why, size_t why_size);
+    bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, int type, bool is_ordered, double deadline_s, char *why, size_t why_size);
     bool (*time)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int n_repeats, bool is_captured, double deadline_s, double *seconds, char *why, size_t why_size);
     bool (*nccl_trial)(const char *library, int n_cards, const int *cards, double deadline_s, char *why, size_t why_size);
     int64_t (*choose_ints)(int64_t n_rows, int64_t n_vocab);

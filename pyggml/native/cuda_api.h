@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 2
+#define PGC_ABI 3
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -46,9 +46,10 @@ typedef struct {
     pg_mover * (*mover_new)(int n_ranks, const ggml_backend_t * backends, const bool * may_copy, char * why, size_t why_size);
 
     // Sums known numbers on all ranks several times: right everywhere, the same bits on all ranks, and
-    // with is_ordered exactly the sums taken in rank order. offset_elements shifts the tensor in its buffer.
+    // with is_ordered exactly the sums taken in rank order and rounded once. `type` is a ggml_type: F32, BF16 or F16.
+    // offset_elements shifts the tensor in its buffer.
     bool (*check)(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements,
-                  int offset_elements, bool is_ordered, double deadline_s, char * why, size_t why_size);
+                  int offset_elements, int type, bool is_ordered, double deadline_s, char * why, size_t why_size);
 
     // Seconds a sum, the slowest rank's, over n_repeats in one captured graph or launched one by one.
     bool (*time)(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int n_repeats,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -23,8 +24,8 @@ using std::min;
 struct index_of {
     int x;
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
 };
 
 inline thread_local index_of threadIdx;
@@ -32,8 +33,24 @@ inline index_of blockIdx, gridDim;
 inline std::barrier<> * block_meeting;
 inline std::atomic<int> block_vote{0};
 
-inline float4 make_float4(float x, float y, float z, float w) {
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     return {x, y, z, w};
+}
+
+inline uint32_t bits_of_float(float x) {
+    return std::bit_cast<uint32_t>(x);
+}
+
+inline float float_of_bits(uint32_t bits) {
+    return std::bit_cast<float>(bits);
+}
+
+inline float float_of_half(uint16_t bits) {
+    return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+
+inline uint16_t half_of_float(float x) {
+    return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
 }
 
 inline void __syncthreads() {

@@ -59,8 +59,9 @@ def test_peers_can_be_closed_and_opened_again(group: gg.Group) -> None:
         links.disable_peer(0, 1)
 
 
+@pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", ["push", "nccl"])
-def test_sums_are_right_in_every_size_and_alignment(name: str, group: gg.Group) -> None:
+def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group: gg.Group) -> None:
     links = links_of(group)
     links.open(name)
     made, reason = links.take(name), ffi.new("char[400]")
@@ -68,7 +69,7 @@ def test_sums_are_right_in_every_size_and_alignment(name: str, group: gg.Group) 
         for n_elements in SIZES:
             for offset in (0, 1, 2, 3):
                 ok = links._api.check(
-                    made, 2, links._handles, n_elements, offset, name == "push", 10.0, reason, 400
+                    made, 2, links._handles, n_elements, offset, gg.dtype(kind).id, name == "push", 10.0, reason, 400
                 )
                 assert ok, f"{n_elements} at {offset}: {ffi.string(reason).decode()}"
     finally:
@@ -83,7 +84,9 @@ def test_a_captured_graph_replays_and_sums_stay_right_after_it(name: str, group:
     for n_elements in (4096, 65537):
         assert 0 < links.seconds(name, n_elements) < 0.01
         made = links._transports[name]
-        ok = links._api.check(made, 2, links._handles, n_elements, 0, name == "push", 10.0, reason, 400)
+        ok = links._api.check(
+            made, 2, links._handles, n_elements, 0, gg.dtype("f32").id, name == "push", 10.0, reason, 400
+        )
         assert ok, ffi.string(reason).decode()
     links.close()
 
@@ -149,6 +152,27 @@ def test_a_group_sums_as_through_host_memory(
                 results.append([graph.outputs(rank)["y"] for rank in range(2)])
     right = results[0][0]
     assert all(np.array_equal(right, sums) for sums in (*results[0], *results[1]))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+@pytest.mark.parametrize("name", ["push", "nccl", "host"])
+def test_large_sums_travel_in_halves_and_all_ranks_hold_the_same_bits(name: str, kind: str) -> None:
+    n = gg.MIN_NARROW_ELEMENTS + 5
+    parts = [RNG.standard_normal((1, n)).astype("f4") for _ in range(2)]
+
+    def build(g: gg.RankGraph, rank: int) -> gg.Tensor:
+        return g.output("y", g.all_reduce(g.input("x", (1, n)) * 1.0))
+
+    results = []
+    for devices, transport in ((CARDS[:2], name), (["cpu", "cpu"], "host")):
+        with gg.Group(devices, transport=transport, reduce_dtype=kind) as group, group.compile(build) as graph:
+            for _ in range(3):
+                graph.run(x=parts)
+            results.append([graph.outputs(rank)["y"] for rank in range(2)])
+    (a, b), (right, _) = results
+    assert np.array_equal(a, b)
+    # Two numbers are added exactly before they are rounded, also by NCCL.
+    assert np.array_equal(a, right)
 
 
 def test_the_free_choice_is_timed_and_told(group: gg.Group) -> None:

@@ -11,11 +11,11 @@
 #include "push.h"
 
 static bool check(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int offset_elements,
-                  bool is_ordered, double deadline_s, char * text, size_t text_size) {
+                  int type, bool is_ordered, double deadline_s, char * text, size_t text_size) {
     const reason why = {text, text_size};
     place places[MAX_PLACES];
     return find_places(n_ranks, backends, places, why) &&
-           check_sums(transport, n_ranks, places, {n_elements, offset_elements, is_ordered, deadline_s}, why);
+           check_sums(transport, n_ranks, places, {n_elements, offset_elements, static_cast<ggml_type>(type), is_ordered, deadline_s}, why);
 }
 
 static bool time_transport(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int n_repeats,
@@ -23,7 +23,7 @@ static bool time_transport(pg_transport * transport, int n_ranks, const ggml_bac
     const reason why = {text, text_size};
     place places[MAX_PLACES];
     return find_places(n_ranks, backends, places, why) &&
-           time_sums(transport, n_ranks, places, {n_elements, 0, false, deadline_s}, n_repeats, is_captured, seconds, why);
+           time_sums(transport, n_ranks, places, {n_elements, 0, GGML_TYPE_F32, false, deadline_s}, n_repeats, is_captured, seconds, why);
 }
 
 static bool capture_begin(ggml_backend_t backend, char * text, size_t text_size) {

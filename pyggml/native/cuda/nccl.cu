@@ -20,7 +20,7 @@ namespace {
 using communicator = void *;
 using nccl_result = int;
 constexpr nccl_result NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7;
-constexpr int NCCL_FLOAT32 = 7, NCCL_SUM = 0;
+constexpr int NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NCCL_SUM = 0;
 constexpr double END_TIME_S = 10;
 
 struct library {
@@ -156,6 +156,11 @@ bool nccl_transport::is_stuck() const {
     return std::any_of(n_calls, n_calls + n_ranks, [](const std::atomic<int> & n) { return n > 0; });
 }
 
+// Halves are added up as halves here: NCCL rounds after each addition.
+int number_of(ggml_type type) {
+    return type == GGML_TYPE_F16 ? NCCL_FLOAT16 : type == GGML_TYPE_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT32;
+}
+
 int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     nccl_transport & nccl = *static_cast<nccl_transport *>(self);
     const place & where = nccl.places[rank];
@@ -164,7 +169,7 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     const bool is_closed = nccl.is_aborted;
     if (!is_closed) {
         cudaSetDevice(where.card);
-        result = nccl.api.all_reduce(tensor->data, tensor->data, ggml_nelements(tensor), NCCL_FLOAT32, NCCL_SUM,
+        result = nccl.api.all_reduce(tensor->data, tensor->data, ggml_nelements(tensor), number_of(tensor->type), NCCL_SUM,
                                      nccl.communicators[rank], where.stream);
     }
     nccl.n_calls[rank]--;
@@ -255,7 +260,7 @@ bool nccl_trial(const char * library, int n_cards, const int * cards, double dea
     }
     auto nccl = make(library, "nccl", n_cards, places, deadline_s, why);
     for (const int64_t n_elements : {int64_t(4096), int64_t(65537), int64_t(1) << 21}) {
-        if (!nccl || !check_sums(&nccl->face, n_cards, places, {n_elements, 0, false, deadline_s}, why)) {
+        if (!nccl || !check_sums(&nccl->face, n_cards, places, {n_elements, 0, GGML_TYPE_F32, false, deadline_s}, why)) {
             return false;
         }
     }

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,13 +63,14 @@ struct session {
     }
 
     ggml_tensor tensor(int rank) const {
+        const size_t size = ggml_type_size(wanted.type);
         ggml_tensor t = {};
-        t.type = GGML_TYPE_F32;
+        t.type = wanted.type;
         std::fill(t.ne, t.ne + GGML_MAX_DIMS, 1);
         t.ne[0] = wanted.n_elements;
-        t.nb[0] = sizeof(float);
-        std::fill(t.nb + 1, t.nb + GGML_MAX_DIMS, wanted.n_elements * sizeof(float));
-        t.data = static_cast<float *>(memory[rank].data) + wanted.offset_elements;
+        t.nb[0] = size;
+        std::fill(t.nb + 1, t.nb + GGML_MAX_DIMS, wanted.n_elements * size);
+        t.data = static_cast<char *>(memory[rank].data) + wanted.offset_elements * size;
         return t;
     }
 
@@ -98,19 +100,65 @@ float summand(int rank, int64_t i) {
     return 1.0f + static_cast<float>(mixed % 8191) / 8192.0f;
 }
 
-// In float and rank order, as often as the ranks did.
-float right_sum(int n_ranks, int64_t i) {
-    float total = summand(0, i);
-    for (int rank = 1; rank < n_ranks; rank++) {
-        total += summand(rank, i);
+std::vector<char> narrowed(ggml_type type, const std::vector<float> & values) {
+    std::vector<char> bytes(values.size() * ggml_type_size(type));
+    const auto n = static_cast<int64_t>(values.size());
+    switch (type) {
+        case GGML_TYPE_BF16: ggml_fp32_to_bf16_row(values.data(), reinterpret_cast<ggml_bf16_t *>(bytes.data()), n); break;
+        case GGML_TYPE_F16: ggml_fp32_to_fp16_row(values.data(), reinterpret_cast<ggml_fp16_t *>(bytes.data()), n); break;
+        default: memcpy(bytes.data(), values.data(), bytes.size());
     }
+    return bytes;
+}
+
+std::vector<float> widened(ggml_type type, const std::vector<char> & bytes) {
+    std::vector<float> values(bytes.size() / ggml_type_size(type));
+    const auto n = static_cast<int64_t>(values.size());
+    switch (type) {
+        case GGML_TYPE_BF16: ggml_bf16_to_fp32_row(reinterpret_cast<const ggml_bf16_t *>(bytes.data()), values.data(), n); break;
+        case GGML_TYPE_F16: ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(bytes.data()), values.data(), n); break;
+        default: memcpy(values.data(), bytes.data(), bytes.size());
+    }
+    return values;
+}
+
+std::vector<float> rounded(ggml_type type, const std::vector<float> & values) {
+    return widened(type, narrowed(type, values));
+}
+
+std::vector<float> summands(const proof & wanted, int rank) {
+    std::vector<float> values(wanted.n_elements);
+    for (int64_t i = 0; i < wanted.n_elements; i++) {
+        values[i] = summand(rank, i);
+    }
+    return rounded(wanted.type, values);
+}
+
+// In float and rank order, rounded after each sum, as often as the ranks did.
+std::vector<float> right_sums(const proof & wanted, int n_ranks) {
+    std::vector<float> total = summands(wanted, 0);
+    for (int rank = 1; rank < n_ranks; rank++) {
+        const std::vector<float> part = summands(wanted, rank);
+        std::transform(total.begin(), total.end(), part.begin(), total.begin(), std::plus<float>());
+    }
+    total = rounded(wanted.type, total);
     for (int k = 1; k < N_SUMS; k++) {
-        const float part = total;
+        const std::vector<float> part = total;
         for (int rank = 1; rank < n_ranks; rank++) {
-            total += part;
+            std::transform(total.begin(), total.end(), part.begin(), total.begin(), std::plus<float>());
         }
+        total = rounded(wanted.type, total);
     }
     return total;
+}
+
+// What each addition in another order, and in halves, may be off by, over all sums; a part of the sum.
+float tolerance(const proof & wanted, int n_ranks) {
+    if (wanted.is_ordered) {
+        return 0;
+    }
+    const float unit = wanted.type == GGML_TYPE_BF16 ? 1.0f / 256 : wanted.type == GGML_TYPE_F16 ? 1.0f / 2048 : 0;
+    return 1e-5f + unit * static_cast<float>(N_SUMS * n_ranks);
 }
 
 // Runs the ranks; true when all have ended well.
@@ -150,14 +198,11 @@ std::shared_ptr<session> begin(pg_transport * transport, int n_ranks, const plac
     shared->places.assign(places, places + n_ranks);
     shared->wanted = wanted;
     shared->seconds.resize(n_ranks);
-    const size_t n = wanted.n_elements + wanted.offset_elements;
-    std::vector<float> values(n);
+    const size_t size = ggml_type_size(wanted.type) * (wanted.n_elements + wanted.offset_elements);
     for (int rank = 0; rank < n_ranks; rank++) {
-        for (int64_t i = 0; i < wanted.n_elements; i++) {
-            values[i + wanted.offset_elements] = summand(rank, i);
-        }
-        if (!shared->memory[rank].make(places[rank].card, n * sizeof(float), why) ||
-            !why.passed(cudaMemcpy(shared->memory[rank].data, values.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy to the card") ||
+        const std::vector<char> bytes = narrowed(wanted.type, summands(wanted, rank));
+        if (!shared->memory[rank].make(places[rank].card, size, why) ||
+            !why.passed(cudaMemcpy(shared->tensor(rank).data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "copy to the card") ||
             !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {  // staged bytes may still be on their way
             return nullptr;
         }
@@ -207,25 +252,26 @@ bool check_sums(pg_transport * transport, int n_ranks, const place * places, con
     if (!shared || !run_ranks(shared, work, why)) {
         return false;
     }
-    std::vector<float> first, sums(wanted.n_elements);
+    const std::vector<float> right = right_sums(wanted, n_ranks);
+    const float allowed = tolerance(wanted, n_ranks);
+    std::vector<char> first, sums(ggml_type_size(wanted.type) * wanted.n_elements);
     for (int rank = 0; rank < n_ranks; rank++) {
         const ggml_tensor t = shared->tensor(rank);
         if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
-            !why.passed(cudaMemcpy(sums.data(), t.data, sums.size() * sizeof(float), cudaMemcpyDeviceToHost), "copy from the card")) {
+            !why.passed(cudaMemcpy(sums.data(), t.data, sums.size(), cudaMemcpyDeviceToHost), "copy from the card")) {
             return false;
         }
         shared->memory[rank].release();
+        const std::vector<float> found = widened(wanted.type, sums);
         for (int64_t i = 0; i < wanted.n_elements; i++) {
-            const float right = right_sum(n_ranks, i);
-            const float allowed = wanted.is_ordered ? 0.0f : 1e-5f * right;
-            if (!(std::fabs(sums[i] - right) <= allowed)) {
-                return why.say("rank %d, element %lld of %lld: %.9g, right is %.9g", rank, static_cast<long long>(i),
-                               static_cast<long long>(wanted.n_elements), sums[i], right);
+            if (!(std::fabs(found[i] - right[i]) <= allowed * right[i])) {
+                return why.say("rank %d, element %lld of %lld in %s: %.9g, right is %.9g", rank, static_cast<long long>(i),
+                               static_cast<long long>(wanted.n_elements), ggml_type_name(wanted.type), found[i], right[i]);
             }
         }
         if (rank == 0) {
             first = sums;
-        } else if (memcmp(first.data(), sums.data(), sums.size() * sizeof(float)) != 0) {
+        } else if (first != sums) {
             return why.say("ranks 0 and %d got different bits", rank);
         }
     }
@@ -240,7 +286,7 @@ bool time_sums(pg_transport * transport, int n_ranks, const place * places, cons
     }
     for (int rank = 0; rank < n_ranks; rank++) {  // repeated sums grow: zeros stay
         cudaSetDevice(places[rank].card);
-        if (!why.passed(cudaMemset(shared->memory[rank].data, 0, wanted.n_elements * sizeof(float)), "cudaMemset") ||
+        if (!why.passed(cudaMemset(shared->memory[rank].data, 0, wanted.n_elements * ggml_type_size(wanted.type)), "cudaMemset") ||
             !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {
             return false;
         }

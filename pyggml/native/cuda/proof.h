@@ -6,6 +6,7 @@
 struct proof {
     int64_t n_elements;
     int offset_elements;
+    ggml_type type;  // F32, BF16 or F16
     bool is_ordered;
     double deadline_s;
 };

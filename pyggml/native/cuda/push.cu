@@ -12,19 +12,29 @@
 
 namespace {
 
-using kernel = void (*)(push_rank, float *, int);
+using kernel = void (*)(push_rank, void *, int);
 
-const kernel KERNELS[PUSH_MAX_RANKS + 1] = {
+template <typename NUMBER>
+constexpr kernel KERNELS[PUSH_MAX_RANKS + 1] = {
     nullptr,
     nullptr,
-    push_all_reduce<2>,
-    push_all_reduce<3>,
-    push_all_reduce<4>,
-    push_all_reduce<5>,
-    push_all_reduce<6>,
-    push_all_reduce<7>,
-    push_all_reduce<8>,
+    push_all_reduce<2, NUMBER>,
+    push_all_reduce<3, NUMBER>,
+    push_all_reduce<4, NUMBER>,
+    push_all_reduce<5, NUMBER>,
+    push_all_reduce<6, NUMBER>,
+    push_all_reduce<7, NUMBER>,
+    push_all_reduce<8, NUMBER>,
 };
+
+kernel kernel_for(ggml_type type, int n_ranks) {
+    switch (type) {
+        case GGML_TYPE_F32: return KERNELS<f32_number>[n_ranks];
+        case GGML_TYPE_BF16: return KERNELS<bf16_number>[n_ranks];
+        case GGML_TYPE_F16: return KERNELS<f16_number>[n_ranks];
+        default: return nullptr;
+    }
+}
 
 constexpr double DRAIN_TIME_S = 5;
 
@@ -40,7 +50,7 @@ struct push_transport {
     std::atomic<bool> is_aborted{false};
 
     ~push_transport();
-    bool make_memory(int64_t capacity, double deadline_s, const reason & why);
+    bool make_memory(int64_t capacity_bytes, double deadline_s, const reason & why);
     bool prepare_kernels(const reason & why);
     void abort();
     bool is_idle();
@@ -76,9 +86,9 @@ void push_transport::abort() {
     }
 }
 
-bool push_transport::make_memory(int64_t capacity, double deadline_s, const reason & why) {
+bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, const reason & why) {
     const size_t flags_size = sizeof(uint64_t) * n_ranks * PUSH_MAX_BLOCKS;
-    const size_t inbox_size = sizeof(float) * 2 * n_ranks * capacity;
+    const size_t inbox_size = 2 * n_ranks * capacity_bytes;
     const size_t control_size = 256;  // keeps what follows aligned
     for (int rank = 0; rank < n_ranks; rank++) {
         void * host = nullptr;
@@ -96,31 +106,36 @@ bool push_transport::make_memory(int64_t capacity, double deadline_s, const reas
         for (int owner = 0; owner < n_ranks; owner++) {
             char * base = static_cast<char *>(memory[owner]) + control_size;
             view.flags[owner] = reinterpret_cast<uint64_t *>(base);
-            view.inbox[owner] = reinterpret_cast<float *>(base + flags_size);
+            view.inbox[owner] = base + flags_size;
         }
         view.control = static_cast<push_control *>(memory[rank]);
         view.words = words[rank];
         view.deadline_ns = static_cast<uint64_t>(deadline_s * 1e9);
         view.rank = rank;
-        view.capacity = static_cast<int>(capacity);
+        view.capacity = static_cast<int>(capacity_bytes);
     }
     return true;
 }
 
-// Loads the kernel on every card (loading it later could wait for a peer that already spins), and finds a
+// Loads the kernels on every card (loading one later could wait for a peer that already spins), and finds a
 // grid that all cards can hold at once, so that no block waits for one that has no place.
 bool push_transport::prepare_kernels(const reason & why) {
     for (int rank = 0; rank < n_ranks; rank++) {
-        const void * function = reinterpret_cast<const void *>(KERNELS[n_ranks]);
-        cudaFuncAttributes attributes;
-        int a_processor = 0, n_processors = 0;
+        int n_processors = 0;
         if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
-            !why.passed(cudaFuncGetAttributes(&attributes, function), "loading the push kernel") ||
-            !why.passed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_processor, function, PUSH_N_THREADS, 0), "occupancy") ||
             !why.passed(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, places[rank].card), "processors")) {
             return false;
         }
-        max_blocks = std::max(1, std::min(max_blocks, a_processor * n_processors));
+        for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_F16}) {
+            const void * function = reinterpret_cast<const void *>(kernel_for(type, n_ranks));
+            cudaFuncAttributes attributes;
+            int a_processor = 0;
+            if (!why.passed(cudaFuncGetAttributes(&attributes, function), "loading a push kernel") ||
+                !why.passed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_processor, function, PUSH_N_THREADS, 0), "occupancy")) {
+                return false;
+            }
+            max_blocks = std::max(1, std::min(max_blocks, a_processor * n_processors));
+        }
     }
     return true;
 }
@@ -132,13 +147,20 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     }
     const place & where = push.places[rank];
     const push_rank & view = push.views[rank];
-    float * data = static_cast<float *>(tensor->data);
+    const kernel sum = kernel_for(tensor->type, push.n_ranks);
+    if (!sum) {
+        push.name.tell(": rank %d cannot sum %s", rank, ggml_type_name(tensor->type));
+        return PG_FAULT_TRANSPORT;
+    }
+    const int64_t size = ggml_type_size(tensor->type), a_launch = view.capacity / size;
+    const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
+    char * data = static_cast<char *>(tensor->data);
     cudaSetDevice(where.card);
-    for (int64_t left = ggml_nelements(tensor); left > 0; left -= view.capacity) {
-        const int n = static_cast<int>(std::min<int64_t>(left, view.capacity));
-        const int wanted = (n + 4 * PUSH_N_THREADS - 1) / (4 * PUSH_N_THREADS);
-        KERNELS[push.n_ranks]<<<std::min(wanted, push.max_blocks), PUSH_N_THREADS, 0, where.stream>>>(view, data, n);
-        data += n;
+    for (int64_t left = ggml_nelements(tensor); left > 0; left -= a_launch) {
+        const int n = static_cast<int>(std::min(left, a_launch));
+        const int wanted = (n + a_block - 1) / a_block;
+        sum<<<std::min(wanted, push.max_blocks), PUSH_N_THREADS, 0, where.stream>>>(view, data, n);
+        data += n * size;
     }
     const cudaError_t status = cudaGetLastError();
     if (status != cudaSuccess) {
@@ -181,7 +203,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
         why.say("%d ranks; push is for 2 to %d", n_ranks, PUSH_MAX_RANKS);
         return nullptr;
     }
-    const int64_t capacity = std::min<int64_t>(std::max<int64_t>(chunk_elements, 1) + 3, 1 << 26) / 4 * 4;
+    const int64_t capacity_bytes = std::min<int64_t>(std::max<int64_t>(chunk_elements, 1) + 3, 1 << 26) / 4 * 16;
     if (!find_places(n_ranks, backends, push->places, why)) {
         return nullptr;
     }
@@ -193,7 +215,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
         }
     }
     push->n_ranks = n_ranks;
-    if (!push->make_memory(capacity, deadline_s, why) || !push->prepare_kernels(why)) {
+    if (!push->make_memory(capacity_bytes, deadline_s, why) || !push->prepare_kernels(why)) {
         return nullptr;
     }
     push->face.name = push->name.text;

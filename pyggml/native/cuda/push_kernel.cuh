@@ -1,4 +1,4 @@
-// The push all-reduce: each block stores its part of the rank's summand into an inbox on every peer, raises
+// The push all-reduce of F32, BF16 or F16, added up in float: each block stores its part of the rank's summand into an inbox on every peer, raises
 // a flag there, waits for the peers' flags, and adds all parts in rank order, so that all ranks hold the
 // same bits. Two inboxes in turn make one round of flags enough: a rank can only be one sum ahead, since
 // the flags of a sum say that the peer has finished the sum before it.
@@ -6,6 +6,8 @@
 #pragma once
 
 #include "system_words.cuh"
+
+#include <cstring>
 
 constexpr int PUSH_MAX_RANKS = 8;
 constexpr int PUSH_MAX_BLOCKS = 128;
@@ -31,13 +33,38 @@ struct push_words {
 
 // One rank's view; `inbox[r]` and `flags[r]` lie on rank r's card, which this one reaches.
 struct push_rank {
-    float * inbox[PUSH_MAX_RANKS];     // [2][source][capacity]
+    char * inbox[PUSH_MAX_RANKS];      // [2][source][capacity]
     uint64_t * flags[PUSH_MAX_RANKS];  // [source][PUSH_MAX_BLOCKS]
     push_control * control;
     push_words * words;
     uint64_t deadline_ns;
     int rank;
-    int capacity;  // elements, a multiple of 4
+    int capacity;  // bytes, a multiple of 16
+};
+
+// What is summed: how a number lies in memory, and the way to float and back.
+struct f32_number {
+    using stored = float;
+    static __device__ __forceinline__ float widen(stored x) { return x; }
+    static __device__ __forceinline__ stored narrow(float x) { return x; }
+};
+
+struct bf16_number {
+    using stored = uint16_t;
+    static __device__ __forceinline__ float widen(stored x) { return float_of_bits(static_cast<uint32_t>(x) << 16); }
+    static __device__ __forceinline__ stored narrow(float x) {  // to nearest, ties to even; NaN stays NaN
+        const uint32_t bits = bits_of_float(x);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) {
+            return static_cast<stored>(bits >> 16 | 64);
+        }
+        return static_cast<stored>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+    }
+};
+
+struct f16_number {
+    using stored = uint16_t;
+    static __device__ __forceinline__ float widen(stored x) { return float_of_half(x); }
+    static __device__ __forceinline__ stored narrow(float x) { return half_of_float(x); }
 };
 
 static __device__ void report(const push_rank & me, int source, uint64_t sequence, uint32_t error) {
@@ -96,15 +123,30 @@ static __device__ bool exchange_flags(const push_rank & me, uint64_t sequence) {
     return !__syncthreads_or(is_missing);
 }
 
-static __device__ __forceinline__ float4 sum_of(const float4 & a, const float4 & b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+// The sum over ranks of words that hold several numbers each, in rank order.
+template <int N_RANKS, typename NUMBER, typename T>
+static __device__ __forceinline__ T sum_of(const T (&words)[N_RANKS]) {
+    constexpr int N = sizeof(T) / sizeof(typename NUMBER::stored);
+    typename NUMBER::stored part[N];
+    float total[N];
+#pragma unroll
+    for (int source = 0; source < N_RANKS; source++) {
+        memcpy(part, &words[source], sizeof(T));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            total[i] = source == 0 ? NUMBER::widen(part[i]) : total[i] + NUMBER::widen(part[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        part[i] = NUMBER::narrow(total[i]);
+    }
+    T sum;
+    memcpy(&sum, part, sizeof(T));
+    return sum;
 }
 
-static __device__ __forceinline__ float sum_of(float a, float b) {
-    return a + b;
-}
-
-// Elements [start, count) of this block as vectors or single floats; `early` is the thread's first, loaded before.
+// Words [start, count) of this block: 16 bytes each, or single numbers; `early` is the thread's first, loaded before.
 template <int N_RANKS, typename T>
 static __device__ void push(const push_rank & me, const T * mine, const T & early, size_t to, int start, int count) {
     for (int i = start + threadIdx.x; i < count; i += PUSH_N_THREADS) {
@@ -118,9 +160,9 @@ static __device__ void push(const push_rank & me, const T * mine, const T & earl
     }
 }
 
-template <int N_RANKS, typename T>
+template <int N_RANKS, typename NUMBER, typename T>
 static __device__ void add_up(const push_rank & me, T * mine, const T & early, size_t from, int start, int count) {
-    const float * inbox = me.inbox[me.rank] + from;
+    const char * inbox = me.inbox[me.rank] + from;
     for (int i = start + threadIdx.x; i < count; i += PUSH_N_THREADS) {
         const T own = i == start + static_cast<int>(threadIdx.x) ? early : mine[i];
         T parts[N_RANKS];
@@ -130,32 +172,29 @@ static __device__ void add_up(const push_rank & me, T * mine, const T & early, s
             const T * part = reinterpret_cast<const T *>(inbox + static_cast<size_t>(source) * me.capacity) + i;
             parts[source] = source == me.rank ? own : __ldcg(part);
         }
-        T total = parts[0];
-#pragma unroll
-        for (int source = 1; source < N_RANKS; source++) {
-            total = sum_of(total, parts[source]);
-        }
-        mine[i] = total;
+        mine[i] = sum_of<N_RANKS, NUMBER>(parts);
     }
 }
 
-// Sums x[0, n) of all ranks in place, n <= capacity. All ranks must use the same grid: which block takes an
-// element depends on n and the grid only, not on how x is aligned.
-template <int N_RANKS>
-static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, float * x, int n) {
+// Sums n numbers of all ranks in place, as many bytes as the capacity at most. All ranks must use the same grid:
+// which block takes a number depends on n and the grid only, not on how x is aligned.
+template <int N_RANKS, typename NUMBER>
+static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, void * x, int n) {
+    using stored = typename NUMBER::stored;
+    constexpr int A_VECTOR = sizeof(uint4) / sizeof(stored);
     __shared__ uint64_t shared_sequence;
-    const int quantum = 4 * gridDim.x;
-    const int a_block = (n + quantum - 1) / quantum * 4;
+    const int quantum = A_VECTOR * gridDim.x;
+    const int a_block = (n + quantum - 1) / quantum * A_VECTOR;
     const int first = blockIdx.x * a_block;
     const int count = max(0, min(a_block, n - first));
-    float * mine = x + first;
-    float4 * vectors = reinterpret_cast<float4 *>(mine);
-    const int n_vectors = reinterpret_cast<uintptr_t>(mine) % sizeof(float4) == 0 ? count / 4 : 0;
-    const int tail = 4 * n_vectors;
+    stored * mine = static_cast<stored *>(x) + first;
+    uint4 * vectors = reinterpret_cast<uint4 *>(mine);
+    const int n_vectors = reinterpret_cast<uintptr_t>(mine) % sizeof(uint4) == 0 ? count / A_VECTOR : 0;
+    const int tail = A_VECTOR * n_vectors;
     const int thread = threadIdx.x;
 
-    const float4 early_vector = thread < n_vectors ? vectors[thread] : make_float4(0, 0, 0, 0);
-    const float early = tail + thread < count ? mine[tail + thread] : 0;
+    const uint4 early_vector = thread < n_vectors ? vectors[thread] : make_uint4(0, 0, 0, 0);
+    const stored early = tail + thread < count ? mine[tail + thread] : 0;
     if (thread == 0) {
         shared_sequence = read_sequence(me.control);
     }
@@ -164,12 +203,12 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_AR
     if (sequence == 0) {
         return;
     }
-    const size_t box = (sequence & 1) * N_RANKS * static_cast<size_t>(me.capacity) + first;
+    const size_t box = (sequence & 1) * N_RANKS * static_cast<size_t>(me.capacity) + first * sizeof(stored);
     const size_t own_box = box + static_cast<size_t>(me.rank) * me.capacity;
     push<N_RANKS>(me, vectors, early_vector, own_box, 0, n_vectors);
     push<N_RANKS>(me, mine, early, own_box, tail, count);
     if (exchange_flags<N_RANKS>(me, sequence)) {
-        add_up<N_RANKS>(me, vectors, early_vector, box, 0, n_vectors);
-        add_up<N_RANKS>(me, mine, early, box, tail, count);
+        add_up<N_RANKS, NUMBER>(me, vectors, early_vector, box, 0, n_vectors);
+        add_up<N_RANKS, NUMBER>(me, mine, early, box, tail, count);
     }
 }

@@ -1,5 +1,8 @@
 // Words that several cards and the host see: ordered stores and loads at system scope, and a common clock.
+// And the bits of numbers.
 #pragma once
+
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -34,4 +37,20 @@ static __device__ __forceinline__ uint64_t now_ns() {
     uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
     return value;
+}
+
+static __device__ __forceinline__ uint32_t bits_of_float(float x) {
+    return __float_as_uint(x);
+}
+
+static __device__ __forceinline__ float float_of_bits(uint32_t bits) {
+    return __uint_as_float(bits);
+}
+
+static __device__ __forceinline__ float float_of_half(uint16_t bits) {
+    return __half2float(__ushort_as_half(bits));
+}
+
+static __device__ __forceinline__ uint16_t half_of_float(float x) {  // to nearest, ties to even
+    return __half_as_ushort(__float2half_rn(x));
 }
