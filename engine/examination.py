@@ -54,7 +54,7 @@ class Examination:
         return not (self.faults or self.group_fault or any(c.problem for c in self.copies))
 
 
-def examine(names: Sequence[str], *, threads: int | None = None) -> Examination:
+def examine(names: Sequence[str], *, threads: int | None = None, retest: bool = False) -> Examination:
     """Measure each device, then the links among those that work. Faults are findings and not raised."""
     found = Examination(list(names))
     for name in dict.fromkeys(names):
@@ -66,7 +66,7 @@ def examine(names: Sequence[str], *, threads: int | None = None) -> Examination:
     if len(working) > 1:
         found.names = working
         try:
-            with gg.Group(working, threads=threads) as group:
+            with gg.Group(working, threads=threads, retest=retest) as group:
                 _examine_links(found, group)
         except gg.PyggmlError as error:
             found.group_fault = str(error)

@@ -18,7 +18,9 @@ from .backend import Backend
 from .cuda_module import cuda_api, why, words
 from .dtypes import dtype
 from .errors import DeviceError
-from .transport import TransportReport, choose, clear_peer_environment, forced_name
+from .peers import PROOF_BYTES
+from .transport import LOG, TransportReport, choose, clear_peer_environment, forced_name
+from .verdicts import boot_id, driver_version, is_retest_wanted, keep_verdict, read_verdict
 
 if TYPE_CHECKING:
     from .group import Group, RankGraph
@@ -46,10 +48,12 @@ class CudaLinks:
         proof_s: float = 10.0,
         nccl_s: float = nccl.TRIAL_DEADLINE_S,
         reduce_dtype: str = "f32",
+        retest: bool = False,
     ) -> None:
         self.n_ranks = len(backends)
         self.devices = [backend.device for backend in backends]
         self.wait_s, self.proof_s, self.nccl_s = wait_s, proof_s, nccl_s
+        self._is_retest = retest or is_retest_wanted()
         self._proven_types = [dtype(name).id for name in dict.fromkeys(("f32", reduce_dtype))]
         self._host_seconds = host_seconds
         self._handles = ffi.new("ggml_backend_t[]", [backend.handle for backend in backends])
@@ -115,10 +119,33 @@ class CudaLinks:
         _do(self._api.copy, *way, payload, received, len(payload), self.proof_s)
         return bytes(ffi.buffer(received))
 
+    def known_problems(self, first: int, second: int) -> list[str] | None:
+        """What an earlier proof of these two cards found since the machine started."""
+        kept = None if self._is_retest else read_verdict(self._pair_facts(first, second))
+        if isinstance(kept, list) and len(kept) == 2 and all(isinstance(problem, str) for problem in kept):
+            LOG.info("ranks %d and %d: peer copies were tested before", first, second)
+            return kept
+        return None
+
+    def keep_problems(self, first: int, second: int, problems: list[str]) -> None:
+        """Keep what a proof found."""
+        keep_verdict(self._pair_facts(first, second), problems)
+
+    def _pair_facts(self, first: int, second: int) -> dict[str, object]:
+        cards = list(self.uuids.items())
+        return {
+            "test": "peer copies and stores",
+            "sizes": PROOF_BYTES,
+            "driver": driver_version(),
+            "boot": boot_id(),
+            "cards": [cards[first], cards[second]],
+        }
+
     def try_out(self, name: str) -> str | None:
         """NCCL's trial in a child process."""
         assert self.library is not None
-        return nccl.verdict(self.library, self.uuids, name == "nccl", deadline_s=self.nccl_s).problem
+        mode = "force" if self._is_retest else None
+        return nccl.verdict(self.library, self.uuids, name == "nccl", deadline_s=self.nccl_s, mode=mode).problem
 
     def open(self, name: str) -> None:
         """Make a transport and prove its sums; raises DeviceError."""
@@ -194,15 +221,17 @@ def attach(
     peers: bool = True,
     wait_s: float = 60.0,
     time_all: bool = False,
+    retest: bool = False,
 ) -> TransportReport:
     """Choose a group's transports and hand them to it; `transport` or PYGGML_TRANSPORT forces one.
 
-    The group owns and frees them. Graphs must be made afterwards, and closed before the group.
+    With `retest` nothing that was found earlier counts. The group owns and frees them. Graphs must be made
+    afterwards, and closed before the group.
     Raises DeviceError when a forced transport cannot be used.
     """
     forced = forced_name(transport)
     links = CudaLinks(
-        group.backends, lambda n: host_seconds(group, n), wait_s=wait_s, reduce_dtype=group.reduce_dtype
+        group.backends, lambda n: host_seconds(group, n), wait_s=wait_s, reduce_dtype=group.reduce_dtype, retest=retest
     )
     try:
         may_reach = clear_peer_environment(peers)

@@ -43,7 +43,8 @@ class Group:
     computes is waited for. Between CUDA cards sums take the fastest
     transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
     nccl-shm and host. What was tried is in `transports`. Large sums travel as `reduce_dtype`, which is f32,
-    bf16 or f16 (see reduce_type.py).
+    bf16 or f16 (see reduce_type.py). Tests of links that take long count until the machine or its software
+    changes; `retest` makes them anew.
     Raises DeviceError. Use it as a context manager or close() it; one that is dropped closes itself.
     """
 
@@ -56,6 +57,7 @@ class Group:
         threads: int | None = None,
         transport: str | None = None,
         reduce_dtype: str = "f32",
+        retest: bool = False,
         deadline_s: float = 60.0,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
@@ -88,7 +90,9 @@ class Group:
         for thread in self._threads:
             thread.start()
         try:
-            self.transports: TransportReport = attach(self, transport=transport, wait_s=deadline_s)
+            self.transports: TransportReport = attach(
+                self, transport=transport, wait_s=deadline_s, retest=retest
+            )
         except BaseException:
             self.close()
             raise

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import hashlib
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 from ._ffi import ffi
 from .cuda_module import cuda_api, why, words
 from .errors import DeviceError
+from .verdicts import driver_version, is_retest_wanted, keep_verdict, read_verdict
 
 LOG = logging.getLogger("pyggml.transport")
 SONAME = "libnccl.so.2"
@@ -109,15 +108,6 @@ def use_settings(peers: bool) -> None:
     _used_with_peers = peers
 
 
-def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The NVIDIA driver's version, "unknown" where it does not say."""
-    try:
-        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", proc.read_text().splitlines()[0])
-    except (OSError, IndexError):
-        return "unknown"
-    return found[1] if found else "unknown"
-
-
 def run_trial(
     library: Library, bus_ids: Sequence[str], peers: bool, deadline_s: float = TRIAL_DEADLINE_S
 ) -> Verdict:
@@ -179,19 +169,19 @@ def verdict(
 ) -> Verdict:
     """The cached verdict on these cards (uuid by bus id), else that of a new trial.
 
-    `mode` (PYGGML_NCCL_TRIAL): "cached", "force" repeats the trial, "skip" trusts NCCL.
+    `mode` (PYGGML_NCCL_TRIAL): "cached", "force" repeats the trial as PYGGML_RETEST does, "skip" trusts NCCL.
     Raises DeviceError for another mode.
     """
-    mode = mode or os.environ.get("PYGGML_NCCL_TRIAL") or "cached"
+    mode = mode or os.environ.get("PYGGML_NCCL_TRIAL") or ("force" if is_retest_wanted() else "cached")
     if mode not in TRIAL_MODES:
         raise DeviceError(f"PYGGML_NCCL_TRIAL={mode}; there are {', '.join(TRIAL_MODES)}")
     if mode == "skip":
         return Verdict(None, 0.0, deadline_s)
     facts = _facts(library, cards, peers)
-    path = cache_dir() / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.json"
-    known = _read(path) if mode == "cached" else None
+    known = _known(facts) if mode == "cached" else None
     # More patience than last time deserves another try.
     if known and not (known.expired and deadline_s > known.deadline_s):
+        LOG.info("NCCL was tried on these cards before: %s", known.problem or "all sums were right")
         return known
     LOG.info(
         "trying NCCL %d on %d cards in a process of its own, up to %g s",
@@ -200,16 +190,8 @@ def verdict(
         deadline_s,
     )
     found = run_trial(library, list(cards), peers, deadline_s)
-    _write(path, {**facts, "verdict": asdict(found)})
+    keep_verdict(facts, asdict(found))
     return found
-
-
-def cache_dir() -> Path:
-    """Where verdicts are kept."""
-    base = os.environ.get("PYGGML_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "pyggml"
-    )
-    return Path(base).expanduser() / "nccl"
 
 
 def _facts(library: Library, cards: Mapping[str, str], peers: bool) -> dict[str, object]:
@@ -223,21 +205,12 @@ def _facts(library: Library, cards: Mapping[str, str], peers: bool) -> dict[str,
     }
 
 
-def _read(path: Path) -> Verdict | None:
+def _known(facts: Mapping[str, object]) -> Verdict | None:
+    kept = read_verdict(facts)
     try:
-        return Verdict(**json.loads(path.read_text())["verdict"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if kept is None else Verdict(**kept)
+    except TypeError:
         return None
-
-
-def _write(path: Path, facts: Mapping[str, object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump(facts, file, indent=1)
-        os.replace(file.name, path)
-    except OSError as error:
-        LOG.info("the verdict on NCCL cannot be kept: %s", error)
 
 
 def _trial_problem(library: str, bus_ids: Sequence[str], deadline_s: float) -> str | None:

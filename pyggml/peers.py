@@ -1,7 +1,8 @@
 """Proof by content that bytes reach one device from another, both ways, in several sizes.
 
 A board may claim peer access, report success and deliver nothing. A pair that fails is closed for good: its
-traffic goes through host memory. A copy that does not return is left behind on its thread.
+traffic goes through host memory. A copy that does not return is left behind on its thread. What was found about a pair
+holds until its links say otherwise.
 """
 
 from __future__ import annotations
@@ -33,18 +34,25 @@ class PeerLinks(Protocol):
     def copy(self, source: int, target: int, payload: bytes, by_kernel: bool) -> bytes:
         """Send bytes from host to source to target to host; raises PyggmlError."""
 
+    def known_problems(self, first: int, second: int) -> list[str] | None:
+        """What an earlier proof found in both directions, "" for nothing; None where there was none."""
+
+    def keep_problems(self, first: int, second: int, problems: list[str]) -> None:
+        """Remember what a proof found."""
+
 
 @dataclass(frozen=True)
 class PairProof:
     """One direction between two ranks, and what is wrong with it ("" for nothing).
 
-    `is_lying`: access was granted and bytes did not arrive, in this direction or the other.
+    `is_lying`: access was granted and bytes did not arrive, in this direction or the other. `is_cached`: found earlier.
     """
 
     source: int
     target: int
     problem: str = ""
     is_lying: bool = False
+    is_cached: bool = False
 
     @property
     def passed(self) -> bool:
@@ -52,7 +60,8 @@ class PairProof:
         return not self.problem
 
     def __str__(self) -> str:
-        return f"rank {self.source} to rank {self.target}: {self.problem or 'all bytes arrive'}"
+        earlier = " (found earlier; doctor --retest tries again)" if self.is_cached and self.problem else ""
+        return f"rank {self.source} to rank {self.target}: {self.problem or 'all bytes arrive'}{earlier}"
 
 
 def prove_pairs(links: PeerLinks, deadline_s: float, *, keep: bool = True) -> list[PairProof]:
@@ -72,15 +81,20 @@ def _prove_pair(links: PeerLinks, first: int, second: int, deadline_s: float, ke
     directions = ((first, second), (second, first))
     problems = [links.enable_peer(*direction) or "" for direction in directions]
     is_reachable = not any(problems)
-    if is_reachable:
+    known = links.known_problems(first, second) if is_reachable else None
+    if known is not None:
+        problems = known
+    elif is_reachable:
         problems = [prove_direction(links, *direction, deadline_s) for direction in directions]
+        links.keep_problems(first, second, problems)
     if any(problems) or not keep:
         for direction in directions:
             links.disable_peer(*direction)
     if any(problems):
         problems = [problem or "closed, since the other direction failed" for problem in problems]
     return [
-        PairProof(*d, problem, bool(problem) and is_reachable) for d, problem in zip(directions, problems)
+        PairProof(*d, problem, bool(problem) and is_reachable, known is not None)
+        for d, problem in zip(directions, problems)
     ]
 
 

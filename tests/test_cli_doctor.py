@@ -261,3 +261,19 @@ def test_a_seat_has_lanes_speed_and_node(machine: Callable[..., Path]) -> None:
     assert found.max_speed is None
     assert seat(None, root) is None and seat("0000:0f:00.0", root) is None
     assert between(found, None) == ""
+
+
+@pytest.mark.parametrize("words", [[], ["--retest"]], ids=str)
+def test_retest_reaches_the_group(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    original = gg.Group.__init__
+
+    def noted(self: gg.Group, *arguments: Any, retest: bool = False, **options: Any) -> None:
+        asked.append(retest)
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(gg.Group, "__init__", noted)
+    assert call(capsys, "doctor", "--device", "cpu,cpu", "--threads", 1, *words).status == 0
+    assert any(asked) == bool(words)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pyggml as gg
 from pyggml import cuda_links, nccl
 from pyggml._ffi import ffi, lib
 from pyggml.cuda_links import PROVEN_SUMS, CudaLinks
 from pyggml.errors import DeviceError
+from pyggml.peers import PairProof, prove_pairs
 from pyggml.transport import choose
 
 
@@ -96,9 +99,10 @@ class FakeModule:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NCCL is there and works, and this process has not used it."""
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """NCCL is there and works, this process has not used it, and nothing was found earlier."""
     os.environ.pop("NCCL_P2P_DISABLE", None)
+    os.environ["PYGGML_CACHE"] = str(tmp_path)
     monkeypatch.setattr(nccl, "_used_with_peers", None)
     monkeypatch.setattr(nccl, "find_library", lambda: nccl.Library("/l/libnccl.so.2", 22703))
     monkeypatch.setattr(nccl, "verdict", lambda *a, **k: nccl.Verdict(None, 1.0, 20.0))
@@ -106,11 +110,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def links_of(
-    monkeypatch: pytest.MonkeyPatch, module: FakeModule | None, *bus_ids: str, reduce_dtype: str = "f32"
+    monkeypatch: pytest.MonkeyPatch, module: FakeModule | None, *bus_ids: str, **options: Any
 ) -> CudaLinks:
     monkeypatch.setattr(cuda_links, "cuda_api", lambda: module)
     backends: Any = [FakeBackend(FakeDevice(f"cuda:{i}", bus_id=bus_id)) for i, bus_id in enumerate(bus_ids)]
-    return CudaLinks(backends, lambda n: 1.0, wait_s=33.0, reduce_dtype=reduce_dtype)
+    return CudaLinks(backends, lambda n: 1.0, wait_s=33.0, **options)
 
 
 TWO = ("0000:1b:00.0", "0000:3a:00.0")
@@ -212,3 +216,96 @@ def test_peers_that_cannot_be_enabled_say_why(
     reason: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert links_of(monkeypatch, FakeModule({"enable_peer": reason}), *TWO).enable_peer(0, 1) == told
+
+
+# What was found earlier
+
+
+class Counting(FakeModule):
+    """Cards whose copies are counted; those of some are wrong."""
+
+    def __init__(self, *, is_wrong: bool = False) -> None:
+        super().__init__()
+        self.n_copies, self.is_wrong = 0, is_wrong
+
+    def copy(
+        self, source: int, target: int, by_kernel: bool, sent: bytes, received: Any, size: int, *rest: Any
+    ) -> bool:
+        self.n_copies += 1
+        ffi.memmove(received, bytes(size) if self.is_wrong else sent, size)
+        return True
+
+
+def proofs(monkeypatch: pytest.MonkeyPatch, module: Counting, *bus_ids: str, **options: Any) -> list[PairProof]:
+    return prove_pairs(links_of(monkeypatch, module, *(bus_ids or TWO), **options), 10.0)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_pairs_are_tested_once_and_what_was_found_holds(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Counting(is_wrong=is_wrong), Counting(is_wrong=not is_wrong)
+    found = proofs(monkeypatch, first)
+    again = proofs(monkeypatch, second)
+    assert first.n_copies and not second.n_copies
+    assert [p.problem for p in again] == [p.problem for p in found]
+    assert [p.passed for p in again] == [not is_wrong] * 2
+    assert [p.is_lying for p in again] == [is_wrong] * 2
+    assert [p.is_cached for p in found + again] == [False, False, True, True]
+    assert ("found earlier; doctor --retest tries again" in str(again[0])) == is_wrong
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_retest_ignores_what_was_found_and_keeps_what_it_finds(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proofs(monkeypatch, Counting(is_wrong=True))
+    if way == "environment":
+        monkeypatch.setenv("PYGGML_RETEST", "1")
+    mended = proofs(monkeypatch, Counting(), **({"retest": True} if way == "option" else {}))
+    assert all(p.passed for p in mended)
+    monkeypatch.delenv("PYGGML_RETEST", raising=False)
+    assert all(p.passed and p.is_cached for p in proofs(monkeypatch, Counting(is_wrong=True)))
+
+
+@pytest.mark.parametrize("change", ["driver", "boot", "card", "order"])
+def test_pairs_are_tested_anew_on_another_machine(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proofs(monkeypatch, Counting())
+    bus_ids = {"card": (TWO[0], "0000:4d:00.0"), "order": TWO[::-1]}.get(change, TWO)
+    if change in ("driver", "boot"):
+        function = {"driver": "driver_version", "boot": "boot_id"}[change]
+        monkeypatch.setattr(cuda_links, function, lambda: "another")
+    again = Counting()
+    proofs(monkeypatch, again, *bus_ids)
+    assert again.n_copies
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"verdict": ["", 1]}', '{"verdict": [""]}', '{"verdict": "x"}'])
+def test_a_damaged_verdict_on_a_pair_is_as_none(
+    damage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    proofs(monkeypatch, Counting())
+    (kept,) = (tmp_path / "verdicts").glob("*.json")
+    kept.write_text(damage)
+    again = Counting()
+    assert all(p.passed for p in proofs(monkeypatch, again)) and again.n_copies
+
+
+def test_retest_repeats_nccls_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str | None] = []
+    monkeypatch.setattr(
+        nccl, "verdict", lambda *_, mode, **__: modes.append(mode) or nccl.Verdict(None, 1.0, 20.0)
+    )
+    for retest in (False, True):
+        links_of(monkeypatch, FakeModule(), *TWO, retest=retest).try_out("nccl")
+    assert modes == [None, "force"]
+
+
+def test_a_group_hands_retest_to_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    original = CudaLinks.__init__
+
+    def noted(self: CudaLinks, *arguments: Any, retest: bool = False, **options: Any) -> None:
+        asked.append(retest)
+        original(self, *arguments, retest=retest, **options)
+
+    monkeypatch.setattr(CudaLinks, "__init__", noted)
+    for retest in (False, True):
+        gg.Group(["cpu", "cpu"], threads=1, retest=retest).close()
+    assert asked == [False, True]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyggml import nccl
+from pyggml import nccl, verdicts
 from pyggml.errors import DeviceError
 from pyggml.nccl import Library, Verdict
 
@@ -142,6 +142,14 @@ def test_force_repeats_a_trial_and_skip_makes_none(monkeypatch: pytest.MonkeyPat
     assert trials.n == 2
 
 
+def test_retest_repeats_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials(monkeypatch, RIGHT)
+    for word, n in (("", 1), ("1", 2), ("yes", 3), ("0", 3), ("off", 3)):
+        os.environ["PYGGML_RETEST"] = word
+        nccl.verdict(LIBRARY, CARDS, True)
+        assert trials.n == n
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(DeviceError, match="PYGGML_NCCL_TRIAL=never; there are cached, force, skip"):
         nccl.verdict(LIBRARY, CARDS, True, mode="never")
@@ -151,7 +159,7 @@ def test_an_unknown_mode_is_refused() -> None:
 def test_a_damaged_cache_is_as_none(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials(monkeypatch, RIGHT)
     nccl.verdict(LIBRARY, CARDS, True)
-    for path in nccl.cache_dir().glob("*.json"):
+    for path in verdicts.cache_dir().glob("*.json"):
         path.write_text(damage)
     assert nccl.verdict(LIBRARY, CARDS, True) == RIGHT
     assert trials.n == 2
@@ -224,5 +232,5 @@ def test_the_loaders_library_comes_before_the_wheels_and_pytorchs(
 )
 def test_the_driver_says_its_version(text: str, version: str, tmp_path: Path) -> None:
     (tmp_path / "version").write_text(text)
-    assert nccl.driver_version(tmp_path / "version") == version
-    assert nccl.driver_version(tmp_path / "absent") == "unknown"
+    assert verdicts.driver_version(tmp_path / "version") == version
+    assert verdicts.driver_version(tmp_path / "absent") == "unknown"

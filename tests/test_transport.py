@@ -56,6 +56,8 @@ class FakeLinks:
         self.unopened = unopened or {}
         self.speed = speed or SPEED
         self.enabled: set[tuple[int, int]] = set()
+        self.kept: dict[tuple[int, int], list[str]] = {}
+        self.n_copies = 0
         self.tried: list[str] = []
 
     def obstacle(self, name: str) -> str | None:
@@ -72,7 +74,14 @@ class FakeLinks:
 
     def copy(self, source: int, target: int, payload: bytes, by_kernel: bool) -> bytes:
         assert (source, target) in self.enabled
+        self.n_copies += 1
         return self.faults.get((source, target), lambda sent, _: sent)(payload, by_kernel)
+
+    def known_problems(self, first: int, second: int) -> list[str] | None:
+        return self.kept.get((first, second))
+
+    def keep_problems(self, first: int, second: int, problems: list[str]) -> None:
+        self.kept[first, second] = problems
 
     def try_out(self, name: str) -> str | None:
         self.tried.append(name)
@@ -304,7 +313,7 @@ def test_the_table_marks_what_is_used_and_tells_reasons() -> None:
 def test_the_report_is_json() -> None:
     found = json.loads(json.dumps(choose(FakeLinks(), proof_s=PROOF_S).as_dict()))
     assert found["chosen"] == [{"name": "push", "min_elements": 0, "max_elements": MAX_ELEMENTS}]
-    assert found["pairs"][0] == {"source": 0, "target": 1, "problem": "", "is_lying": False}
+    assert found["pairs"][0] == {"source": 0, "target": 1, "problem": "", "is_lying": False, "is_cached": False}
 
 
 # ggml's own switch

@@ -33,7 +33,7 @@ def doctor(settings: Settings) -> int:
     devices = _devices(settings)
     if not settings["json"]:
         say(f"examining {', '.join(d.name for d in devices)} ...")
-    examined = examine([d.name for d in devices], threads=settings["threads"])
+    examined = examine([d.name for d in devices], threads=settings["threads"], retest=settings["retest"])
     document = _document(devices, examined)
     lines = list(report_lines(document))
     if settings["report"] is not None:

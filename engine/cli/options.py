@@ -109,6 +109,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("out", path(), "file to write, float32 [n_tokens, n_vocab]", LOGITS, "logits.npy", required=True),
     Option("chunk", whole(1), "tokens evaluated at a time, at most --batch",
            LOGITS, "64", default_text="that of --batch"),
+    Option("retest", FLAG, "test peer copies and NCCL anew, whatever earlier tests on this machine found",
+           DOCTOR, default=False),
     Option("report", path(), "file to write the findings to: JSON if it ends in .json, else Markdown",
            DOCTOR, "doctor.md"),
     Option("tensors", FLAG, "list every tensor", ("inspect",), default=False),
