@@ -6,6 +6,7 @@ holds an answer to a call, to a schema, or to either. Immutable after the first 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ from .constraint import Trigger
 from .errors import RequestError, TemplateError
 from .formats.call_style import CallStyle
 from .formats.channels import Channels
-from .formats.families import layout_of
-from .formats.generic_tools import with_calls_written, with_tools_explained
+from .formats.families import HERMES, layout_of
+from .formats.generic_tools import with_calls_apart, with_calls_written, with_tools_explained
 from .formats.lark import LarkText
 from .formats.parser import ChatParser
 from .formats.tools import Tool
@@ -56,7 +57,9 @@ class ChatFormat:
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.template = template
-        self.layout = layout_of(template.source_for_tools)
+        layout = layout_of(template.source_for_tools)
+        # What a template never explains the model is told in Hermes's words.
+        self.layout = layout if self._knows_tools else replace(layout, styles=(HERMES,))
         self._tokenizer = tokenizer
 
     @classmethod
@@ -89,25 +92,30 @@ class ChatFormat:
         return re.search(r"\b(tools|available_tools|functions)\b", self.template.source_for_tools) is not None
 
     @cached_property
-    def _writes_calls(self) -> bool:
-        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": "{}"}}
-        probe: list[dict[str, Any]] = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "1", "tool_call_id": "call00000", "name": _PROBE_NAME},
-        ]
-        try:
-            return _PROBE_NAME in self.template.render(probe).text
-        except TemplateError:
-            return True  # what it refuses it would have to say itself
+    def _writing(self) -> tuple[bool, bool] | None:
+        """How the template writes past calls: with null for content, apart from content; None if not at all."""
+        is_refused = True
+        for is_apart in (False, True):
+            for keeps_null in (False, True):
+                probe = _probe("" if is_apart else "Hm.")
+                with contextlib.suppress(TemplateError):
+                    text = self.template.render(probe, keeps_null=keeps_null).text
+                    is_refused = False
+                    if _PROBE_NAME in text:
+                        return keeps_null, is_apart
+        return (False, False) if is_refused else None
 
     def render(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = (), **variables: Any) -> Prompt:
         """The prompt of a conversation. Raises: TemplateError."""
         has_calls = any(isinstance(m, Mapping) and (m.get("tool_calls") or m.get("role") == "tool") for m in messages)
         if not self._knows_tools and (tools or has_calls):
             return self._rendered_generic(with_calls_written(messages, self.style), tools, variables)
-        if has_calls and not self._writes_calls:
+        if has_calls and self._writing is None:
             messages = with_calls_written(messages, self.style)
+        elif has_calls and self._writing is not None:
+            keeps_null, is_apart = self._writing
+            messages = with_calls_apart(messages) if is_apart else messages
+            variables = {"keeps_null": keeps_null, **variables}
         if tools and "functions" in self.template.source_for_tools:  # Firefunction's name for them, as text
             text = json.dumps(list(tools), ensure_ascii=False, indent=4)
             variables = {"functions": text, "datetime": "", **variables}
@@ -196,10 +204,10 @@ class ChatFormat:
             marks = ('{"name"', *marks)
         if opening.lead or not marks:
             return None
-        before = g.terminal(f"[^{re.escape(marks[0][0])}]{{0,64}}")
-        also = tuple(mark for mark in marks if mark != self.style.starts[0]) if not self.style.is_bare else ()
-        wakes = tuple(mark for mark in marks if mark not in also)
-        trigger = Trigger(wakes, self.layout.opens, self.layout.closes, opening.is_open)
+        is_bare = self.style.is_bare
+        before = g.terminal(r"[ \t\r\n]{0,64}" if is_bare else f"[^{re.escape(marks[0][0])}]{{0,64}}")
+        wakes = marks[:1]  # calls that begin with another mark are read, but not held to a form
+        trigger = Trigger(wakes, self.layout.opens, self.layout.closes, opening.is_open, is_first=is_bare)
         return Form(g.text(f"{before} {calls}"), trigger)
 
     def _channel_form(self, g: LarkText, calls: str | None, schema: str | None, must_call: bool) -> Form | None:
@@ -209,6 +217,15 @@ class ChatFormat:
             final = g.rule(style.lark_final(g, g.rule(json_rule(schema))))
             return Form(g.text(g.choice([part for part in (calls, final) if part is not None])))
         return Form(g.text(calls)) if must_call and calls is not None else None
+
+
+def _probe(content: str) -> list[dict[str, Any]]:
+    call = {"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "call00000"},
+    ]
 
 
 def chosen_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:

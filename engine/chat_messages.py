@@ -17,13 +17,20 @@ Message = Mapping[str, Any]
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
-def normalized(messages: Sequence[Message], *, parse_arguments: bool, flatten: bool) -> list[dict[str, Any]]:
+def normalized(
+    messages: Sequence[Message], *, parse_arguments: bool, flatten: bool, keeps_null: bool = False
+) -> list[dict[str, Any]]:
     """The messages without nulls, with a content each, and reasoning under both of its common names.
 
     parse_arguments makes tool calls' arguments objects, else they become JSON strings. flatten joins text parts with
-    newlines, as llama.cpp does. Raises: TemplateError.
+    newlines, as llama.cpp does. keeps_null: a message of calls alone has null for its content. Raises: TemplateError.
     """
-    return [_normalized(message, parse_arguments, flatten) for message in messages]
+    result = [_normalized(message, parse_arguments, flatten) for message in messages]
+    if keeps_null:
+        for message in result:
+            if message.get("tool_calls") and not message["content"]:
+                message["content"] = None
+    return result
 
 
 def has_parts(messages: Sequence[Message]) -> bool:

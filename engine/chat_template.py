@@ -128,27 +128,35 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        keeps_null: bool = False,
         **variables: Any,
     ) -> Prompt:
         """The prompt for a conversation in OpenAI's form; variables are further ones that the template knows.
+
+        keeps_null: the content of a message of calls alone is null, not empty.
 
         Raises: TemplateError when the template is broken or refuses the messages.
         """
         if tools and self._tool_use is not None:
             return self._tool_use.render(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                keeps_null=keeps_null,
+                **variables,
             )
         if self.syntax_error is not None:
             raise TemplateError(f"the model's chat template has a syntax error: {self.syntax_error}")
         values = {"documents": None, **variables, "add_generation_prompt": add_generation_prompt}
         values["tools"] = list(tools) if tools else None
         flatten = has_parts(messages) and not self._takes_parts
-        prepared = normalized(messages, parse_arguments=True, flatten=flatten)
+        prepared = normalized(messages, parse_arguments=True, flatten=flatten, keeps_null=keeps_null)
         if not self._takes_strings and self._takes_parts:
             prepared = in_parts(prepared)
         attempts = [(prepared, values)]
         if has_arguments(messages):  # functionary's templates want them as strings
-            attempts.append((normalized(messages, parse_arguments=False, flatten=flatten), values))
+            unparsed = normalized(messages, parse_arguments=False, flatten=flatten, keeps_null=keeps_null)
+            attempts.append((unparsed, values))
         return self._first_rendered(attempts)
 
     def _first_rendered(self, attempts: list[tuple[list[dict[str, Any]], dict[str, Any]]]) -> Prompt:

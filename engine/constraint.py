@@ -20,13 +20,15 @@ from .errors import GenerationError, RequestError
 class Trigger:
     """Where a sleeping grammar wakes: at the first of `texts`, outside of stretches from `opens` to `closes`.
 
-    `is_open`: the prompt ends within such a stretch, so the answer begins in it.
+    `is_open`: the prompt ends within such a stretch, so the answer begins in it. `is_first`: only where nothing but
+    such stretches and white space came before.
     """
 
     texts: tuple[str, ...]
     opens: str = ""
     closes: str = ""
     is_open: bool = False
+    is_first: bool = False
 
     def __post_init__(self) -> None:
         if not self.texts or not all(isinstance(text, str) and text for text in self.texts):
@@ -42,12 +44,16 @@ class Watch:
         self._texts = [text.encode() for text in trigger.texts]
         self._opens, self._closes = trigger.opens.encode(), trigger.closes.encode()
         self._is_open = trigger.is_open
+        self._is_first = trigger.is_first
+        self._is_late = False
         self._held = b""  # may be the beginning of a text that is looked for
         self._starts: list[int] = []  # where in `_held` each token starts that is in it
         self._tokens: list[int] = []
 
     def push(self, token: int, data: bytes) -> list[int] | None:
         """The tokens from the one in which a trigger's text begins, once it is whole."""
+        if self._is_late:
+            return None
         self._starts.append(len(self._held))
         self._tokens.append(token)
         self._held += data
@@ -58,14 +64,19 @@ class Watch:
                 self._drop(min(_begun_at(self._held, text) for text in wanted))
                 return None
             at, text = min(found)
+            if self._is_first and not self._is_open and self._held[:at].strip():
+                self._is_late = True
+                return None
             if text in self._texts and not self._is_open:
                 k = max(k for k, start in enumerate(self._starts) if start <= at)
                 return self._tokens[k:]
             self._is_open = not self._is_open
-            self._drop(at + len(text))
+            self._drop(at + len(text), is_mark=True)
 
-    def _drop(self, end: int) -> None:
+    def _drop(self, end: int, is_mark: bool = False) -> None:
         """Forget the first `end` bytes, and the tokens that end there or before."""
+        if self._is_first and not self._is_open and not is_mark and self._held[:end].strip():
+            self._is_late = True
         ends = [*self._starts[1:], len(self._held)]
         n_gone = sum(1 for stop in ends if stop <= end)
         self._held = self._held[end:]

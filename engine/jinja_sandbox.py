@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -134,6 +134,13 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+def _listed(value: Any) -> list[Any]:
+    """What `map` and `select` give is a list that has not been made yet."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__} has no form in JSON")
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -141,7 +148,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
     if ensure_ascii:  # twins must stay: they turn back into ASCII
         text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
     return join_marked([text], _first_marked(value)) if private_characters(text) else text

@@ -27,10 +27,10 @@ WEATHER = {
     "parameters": {
         "type": "object",
         "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer", "minimum": 0, "maximum": 99},
-            "unit": {"enum": ["c", "f"]},
-            "options": {"type": "object", "additionalProperties": True},
+            "city": {"type": "string", "description": "Where."},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99, "description": "How many."},
+            "unit": {"enum": ["c", "f"], "type": "string", "description": "Of temperature."},
+            "options": {"type": "object", "description": "Anything.", "additionalProperties": True},
         },
         "required": ["city"],
         "additionalProperties": False,
@@ -41,7 +41,7 @@ ADD = {
     "description": "The sum of two numbers.",
     "parameters": {
         "type": "object",
-        "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+        "properties": {key: {"type": "number", "description": "A summand."} for key in ("a", "b")},
         "required": ["a", "b"],
         "additionalProperties": False,
     },
@@ -79,6 +79,8 @@ def read(parser: ChatParser, pieces: Iterable[str]) -> Read:
 def tokenizer_of(marks: Sequence[str]) -> Tokenizer:
     """Bytes, an end, and as control tokens those marks that look like some."""
     control = sorted(set(_CONTROL.findall("\n".join(marks))))
+    if "<|tool_calls|>" in control:  # Solar's, in whose company <|end|> ends no answer
+        control += ["<|flush|>", "<|calls|>"]
     tokens = [*BYTE_CHARS, "<|im_end|>", *control]
     types = [1] * 256 + [3] * (len(tokens) - 256)
     return Tokenizer.from_gguf(
@@ -132,13 +134,15 @@ def random_answer(format: ChatFormat, constraint: Constraint, rng: np.random.Gen
         assert mask is not None
         bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.n_vocab])
         assert len(bits), f"nothing is allowed behind {ids}"
-        if END in bits and (len(bits) == 1 or rng.random() < 0.7):
+        ends = np.isin(bits, list(tokenizer.stop_ids))
+        allows_end, bits = bool(ends.any()), bits[~ends]
+        if allows_end and (not len(bits) or rng.random() < 0.7):
             return b"".join(tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")
         chosen = [int(rng.choice(bits))]
         if len(bits) > 150:  # free text
             chosen = [int(rng.choice(list(b"abc <\"'\\/\n{}[]:,=")))]
             if rng.random() < 0.4:
-                fitting = [m for m in marks if len(m) > 2 and constraint.allows(m)]
+                fitting = [m for m in marks if (len(m) > 2 or m[0] > END) and constraint.allows(m)]
                 chosen = fitting[int(rng.integers(len(fitting)))] if fitting else chosen
         if not constraint.allows(chosen):
             continue

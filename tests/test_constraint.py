@@ -373,6 +373,13 @@ def test_a_trigger_within_a_stretch_that_is_left_out_does_not_count() -> None:
     assert pushed(Watch(Trigger(("<call>",), "<think>", "</think>", is_open=True)), [b"<call>", b"</think>"]) is None
 
 
+@pytest.mark.parametrize("text, wakes", [(b" \n{x", True), (b"<think>no</think> {x", True), (b"so {x", False)])
+def test_a_trigger_that_must_come_first_does(text: bytes, wakes: bool) -> None:
+    for pieces in cuts(text):
+        trigger = Trigger(("{x",), "<think>", "</think>", is_first=True)
+        assert (pushed(Watch(trigger), pieces) is not None) is wakes, pieces
+
+
 def test_a_sleeping_grammar_begins_at_its_trigger(tmp_path: Path) -> None:
     chain = write_forced(tmp_path / "m.gguf", ["Well", ": ", "<c", "all>", "x", "12", "y"])
     with LLM(chain.path, **OPEN) as llm:

@@ -13,9 +13,14 @@ from .units import shown_count, shown_rate, shown_seconds
 
 
 def show(stream: Stream) -> Completion:
-    """Print the text of a stream as it comes, and the statistics; returns the whole answer."""
+    """Print the text of a stream as it comes, and the statistics; returns the whole answer.
+
+    Reasoning is shown on a terminal only, dimmed.
+    """
     is_terminal = sys.stdout.isatty()
     for delta in stream:
+        if delta.reasoning and is_terminal:
+            print(f"\x1b[2m{printable(delta.reasoning)}\x1b[22m", end="", flush=True)
         if delta.text:
             print(printable(delta.text) if is_terminal else delta.text, end="", flush=True)
     print(flush=True)

@@ -96,6 +96,7 @@ _MINICPM = TaggedCalls(
     tail="</function>",
     end="",
     behind_value="",
+    has_cdata=True,
 )
 _KIMI_K2 = NamedCalls(
     head="<|tool_call_begin|>{name}<|tool_call_argument_begin|>",

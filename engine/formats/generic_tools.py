@@ -14,6 +14,7 @@ from .call_style import CallStyle
 
 Messages = Sequence[Mapping[str, Any]]
 
+_CONTENT = ("content", "reasoning_content", "reasoning", "thinking")
 _INTRODUCTION = (
     "You can call functions. Each line is one of them, described as JSON:\n{tools}\n"
     "To call a function, write its name and its arguments as JSON between marks, and nothing after that:\n"
@@ -35,6 +36,17 @@ def with_calls_written(messages: Messages, style: CallStyle) -> list[dict[str, A
         text = content if isinstance(content, str) else ""
         kept = {key: value for key, value in message.items() if key != "tool_calls"}
         result.append(kept | {"content": f"{text}\n{written}" if text else written})
+    return result
+
+
+def with_calls_apart(messages: Messages) -> list[dict[str, Any]]:
+    """The messages, those with content and calls as two."""
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls") and _text(message.get("content")):
+            result.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = {key: value for key, value in message.items() if key not in _CONTENT} | {"content": ""}
+        result.append(dict(message))
     return result
 
 

@@ -6,8 +6,9 @@ Arguments are translated to JSON while they come. Both are `name`, an opening br
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .json_text import MAX_DEPTH, escaped
 from .lark import LarkText, quoted
@@ -167,19 +168,19 @@ class LooseCalls:
         if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
             value = g.choice([g.literal(self._quoted(choice)) for choice in choices])
         else:
-            value = self._lark_value(g, schema.get("type"))
+            value = self._lark_value(g, schema)
         return f"{g.literal(key + mark)} {value}"
 
     def _quoted(self, text: str) -> str:
         return repr(text) if self.is_python else f"{_GEMMA_QUOTE}{text}{_GEMMA_QUOTE}"
 
-    def _lark_value(self, g: LarkText, kind: object) -> str:
-        """A value of a JSON type; lists and objects hold anything."""
+    def _lark_value(self, g: LarkText, schema: Mapping[str, Any]) -> str:
+        """A value that a schema describes; numbers are as it says, of all else only the type is."""
+        kind = schema.get("type")
+        if kind in ("integer", "number"):
+            return g.schema(schema)
         true, false, null = ("True", "False", "None") if self.is_python else ("true", "false", "null")
-        number = g.terminal(r"-?(0|[1-9][0-9]{0,17})")
-        fraction = g.terminal(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
-        flag = g.rule(f"{g.literal(true)} | {g.literal(false)}")
-        simple = {"integer": number, "number": fraction, "boolean": flag, "null": g.literal(null)}
+        simple = {"boolean": g.rule(f"{g.literal(true)} | {g.literal(false)}"), "null": g.literal(null)}
         simple["string"] = self._lark_text(g)
         if isinstance(kind, str) and kind in simple:
             return simple[kind]
@@ -188,7 +189,8 @@ class LooseCalls:
         listed = g.rule(f"{g.literal('[')} ({item} ({comma} {item})*)? {g.literal(']')}")
         pair = g.rule(f"{key} {item}")
         mapped = g.rule(f"{g.literal('{')} ({pair} ({comma} {pair})*)? {g.literal('}')}")
-        g.define(item, " | ".join([fraction, flag, simple["null"], simple["string"], listed, mapped]))
+        number = g.terminal(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+        g.define(item, " | ".join([number, *simple.values(), listed, mapped]))
         return {"array": listed, "object": mapped}.get(str(kind), item)
 
     def _lark_text(self, g: LarkText) -> str:

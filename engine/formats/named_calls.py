@@ -66,7 +66,11 @@ class NamedCalls:
             raise Malformed("expected the end of a call")
         r.used()
         yield from r.skip_space()
-        return not self.start or (yield from r.take_end(self.end))
+        if not self.start:
+            return True
+        if not self.end:
+            return not (yield from r.starts_with(self.head.partition("{")[0]))
+        return (yield from r.take_end(self.end))
 
     def _read_head(self, r: CallReader, head: str) -> Steps[tuple[str, str | None]]:
         values: dict[str, str] = {}

@@ -32,10 +32,12 @@ class NestedCalls:
         return (f"{self.mark}<tool_call>",)
 
     def read(self, r: CallReader, start: str) -> Steps[None]:
+        is_first = True
         while True:
             yield from r.skip_space()
-            if (yield from r.take_end(f"{self.mark}</tool_call>")):
+            if not is_first and (yield from r.take_end(f"{self.mark}</tool_call>")):
                 return
+            is_first = False
             yield from r.expect(f'{self.mark}<invoke name="')
             name, _ = yield from r.until('">', limit=200)
             r.open_call(name)

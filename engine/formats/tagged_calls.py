@@ -21,6 +21,7 @@ class TaggedCalls:
 
     head has the hole {name}, argument the holes {key} and, where the template says it, {string} or {type}. Arguments
     that the tool's schema calls text, or that are no JSON, are text. `inner` is what the template puts around a value.
+    has_cdata: a value may stand in XML's CDATA marks.
     """
 
     start: str
@@ -33,6 +34,7 @@ class TaggedCalls:
     between: str = "\n"
     behind_value: str = "\n"
     also: tuple[str, ...] = ()
+    has_cdata: bool = False
     is_bare: bool = False
     is_always: bool = False
 
@@ -103,6 +105,8 @@ class TaggedCalls:
             yield from r.take("\n")
         ends = [self.value_end] if "\n" not in self.inner else ["\n" + self.value_end, self.value_end]
         is_text = tool.is_text(key) if tool is not None else None
+        if self.has_cdata and (yield from r.take("<![CDATA[")):
+            ends = [f"]]>{self.value_end}"]
         if "string" in values or "type" in values:
             is_text = values.get("string", values.get("type")) in ("true", "string")
         if is_text:
@@ -138,7 +142,7 @@ class TaggedCalls:
         if is_text and isinstance(choices, list):
             value = g.choice([g.literal(f"{choice}{closing}") for choice in choices])
         elif is_text or is_text is None:
-            value = g.until(closing)
+            value = g.until(self.value_end)
         else:
             value = f"{g.schema(tool.schema_of(key))} {g.literal(closing)}"
         return f"{opening} {value} {g.literal(self.behind_value)}" if self.behind_value else f"{opening} {value}"
