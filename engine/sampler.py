@@ -101,7 +101,7 @@ class Sampler:
         """Whether the k best logits of a row and its log-sum-exp at scale 1 are enough, as the model made them."""
         return (
             (not self.has_edits or self._has_only_bans)
-            and self.constraint is None
+            and (self.constraint is None or not self.constraint.is_awake)
             and self.n_candidates + len(self._banned) <= k
             and (self.params.logprobs or 0) <= k
             and (self.scale == 0.0 or (self.scale == 1.0 and not self._banned))

@@ -31,6 +31,8 @@ def _sampler(n_vocab: int, *, index: int = 0, prompt_ids: Sequence[int] = (), **
 class Allowed:
     """A constraint that always allows the same tokens."""
 
+    is_awake = True
+
     def __init__(self, mask: npt.NDArray[np.int32] | None) -> None:
         self._mask = mask
 
