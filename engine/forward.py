@@ -170,8 +170,10 @@ class Forward:
         return self._with_bias(normed * self.weight(f"{name}.weight"), name)
 
     def linear(self, x: gg.Tensor, name: str, *, f32: bool = False) -> gg.Tensor:
-        """Multiply by a projection and add its bias where the file has one; `f32` asks for float32 accumulation."""
-        return self._with_bias(gg.mul_mat(self.weight(f"{name}.weight"), x, f32=f32), name)
+        """Multiply by a projection, with its scale and bias where it has them; `f32` asks for float32 accumulation."""
+        y = gg.mul_mat(self.weight(f"{name}.weight"), x, f32=f32)
+        scale = self.maybe(f"{name}.scale")
+        return self._with_bias(y if scale is None else y * scale, name)
 
     def _with_bias(self, x: gg.Tensor, name: str) -> gg.Tensor:
         bias = self.maybe(f"{name}.bias")

@@ -62,6 +62,11 @@ def norm_rows(name: str, n: int, *, optional: bool = False) -> Iterator[Weight]:
     yield Weight(f"{name}.bias", (n,), optional=True)
 
 
+def scale_rows(name: str, n: int = 1) -> Iterator[Weight]:
+    """What the results of a projection are multiplied by in files of some types, or those of each expert."""
+    yield Weight(f"{name}.scale", (n,), optional=True)
+
+
 def embedding_rows(hp: HParams) -> Iterator[Weight]:
     """Token embedding, last norm and head; the head falls back to the embedding."""
     table = (hp.n_vocab, hp.n_embd)
@@ -69,6 +74,7 @@ def embedding_rows(hp: HParams) -> Iterator[Weight]:
     yield from norm_rows("output_norm", hp.n_embd)
     yield Weight("output.weight", table, Cut.VOCAB, Use.MUL_MAT, source=Source("token_embd.weight", table))
     yield Weight("output.bias", (hp.n_vocab,), Cut.VOCAB, optional=True)
+    yield from scale_rows("output")
     yield Weight("rope_freqs.weight", (hp.rope.n_dims // 2,), optional=True)
     yield Weight("rope_factors_long.weight", (hp.rope.n_dims // 2,), optional=True)
     yield Weight("rope_factors_short.weight", (hp.rope.n_dims // 2,), optional=True)
@@ -95,8 +101,11 @@ def attention_rows(
         yield Weight(f"{b}{name}.weight", (n_out, hp.n_embd), cut, Use.MUL_MAT, source=fused)
         fused = Source(b + "attn_qkv.bias", (q + k + v,), start)
         yield Weight(f"{b}{name}.bias", (n_out,), cut, optional=True, source=fused)
+        fused = Source(b + "attn_qkv.scale", (1,))
+        yield Weight(f"{b}{name}.scale", (1,), optional=True, source=fused)
     yield Weight(b + "attn_output.weight", (hp.n_embd, hp.n_head * kv.head_dim_v), Cut.HEADS_IN, Use.MUL_MAT)
     yield Weight(b + "attn_output.bias", (hp.n_embd,), optional=True)
+    yield from scale_rows(b + "attn_output")
     for name, n_head, cut in (
         ("attn_q_norm", hp.n_head, Cut.HEADS),
         ("attn_k_norm", kv.n_head_kv, Cut.HEADS_KV),
@@ -118,6 +127,8 @@ def feed_forward_rows(hp: HParams, i: int, *, has_gate: bool = True, suffix: str
         both = Source(f"{b}ffn_up{suffix}.weight", (2 * n_ff, hp.n_embd), n * n_ff) if has_gate else None
         yield Weight(f"{name}.weight", (n_ff, hp.n_embd), Cut.OUT, Use.MUL_MAT, source=both)
         yield Weight(f"{name}.bias", (n_ff,), Cut.OUT, optional=True)
+        yield from scale_rows(name)
+    yield from scale_rows(f"{b}ffn_down{suffix}")
     yield Weight(f"{b}ffn_down{suffix}.weight", (hp.n_embd, n_ff), Cut.IN, Use.MUL_MAT)
     yield Weight(f"{b}ffn_down{suffix}.bias", (hp.n_embd,), optional=True)
 
@@ -133,6 +144,8 @@ def expert_rows(hp: HParams, i: int) -> Iterator[Weight]:
         both = Source(b + "ffn_gate_up_exps.weight", (n, 2 * n_ff, hp.n_embd), part * n_ff, axis=1)
         yield Weight(f"{b}{name}.weight", (n, n_ff, hp.n_embd), Cut.OUT, Use.MUL_MAT_ID, source=both)
         yield Weight(f"{b}{name}.bias", (n, n_ff), Cut.OUT, optional=True)
+        yield from scale_rows(b + name, n)
+    yield from scale_rows(b + "ffn_down_exps", n)
     yield Weight(b + "ffn_down_exps.weight", (n, hp.n_embd, n_ff), Cut.IN, Use.MUL_MAT_ID)
     yield Weight(b + "ffn_down_exps.bias", (n, hp.n_embd), optional=True)
     if hp.n_ff_shexp:

@@ -140,7 +140,7 @@ def _match(file: gg.GGUF, row: Weight) -> Found | None:
     present = [source for source in sources if source.name in file.tensors]
     for source in present:
         tensor = file.tensors[source.name]
-        if tuple(tensor.shape) == source.shape:
+        if _without_ones(tensor.shape) == _without_ones(source.shape):
             return Found(row, tensor, source)
     if present:
         name = present[0].name
@@ -149,6 +149,12 @@ def _match(file: gg.GGUF, row: Weight) -> Found | None:
             f"by the metadata it must be {present[0].shape}"
         )
     return None
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape as files have it, which drop outer lengths of 1."""
+    outer = next((i for i, n in enumerate(shape) if n != 1), len(shape))
+    return tuple(shape[outer:])
 
 
 def _is_unused(name: str, family: Family, hp: HParams) -> bool:

@@ -64,9 +64,6 @@ def routed(
         rows = gg.repeat(rows, (n, ids.shape[1], hp.n_embd)) * weights
     hidden = gate(_project(f, b + "ffn_gate_exps", rows, ids), _project(f, b + "ffn_up_exps", rows, ids))
     each = _project(f, b + "ffn_down_exps", hidden, ids)
-    scales = f.maybe(b + "ffn_down_exps.scale")
-    if scales is not None:
-        each = each * gg.get_rows(scales.reshape(-1, 1), ids.cont().reshape(-1)).reshape(*weights.shape)
     if not hp.router.weighs_inputs:
         each = each * weights
     total = each[:, 0, :]
@@ -76,8 +73,11 @@ def routed(
 
 
 def _project(f: Forward, name: str, rows: gg.Tensor, ids: gg.Tensor) -> gg.Tensor:
-    """Each token's rows by the matrices of its experts, with their biases where the file has them."""
+    """Each token's rows by the matrices of its experts, with their scales and biases where the file has them."""
     y = gg.mul_mat_id(f.weight(f"{name}.weight"), rows, ids)
+    scales = f.maybe(f"{name}.scale")
+    if scales is not None:
+        y = y * gg.get_rows(scales.reshape(-1, 1), ids.cont().reshape(-1)).reshape(*ids.shape, 1)
     bias = f.maybe(f"{name}.bias")
     return y if bias is None else gg.add_id(y, bias, ids)
 

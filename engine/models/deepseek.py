@@ -11,7 +11,16 @@ from ..blocks.latent_attention import latent_attention
 from ..blocks.layers import sequential
 from ..hparams import HParams, Latent, Temperature, read_router
 from ..keys import Keys
-from ..weight_table import Cut, Use, Weight, embedding_rows, expert_rows, feed_forward_rows, norm_rows
+from ..weight_table import (
+    Cut,
+    Use,
+    Weight,
+    embedding_rows,
+    expert_rows,
+    feed_forward_rows,
+    norm_rows,
+    scale_rows,
+)
 from .family import Family, numbers
 from .mixture import dense_lead
 
@@ -32,6 +41,7 @@ def _attention_rows(hp: HParams, i: int) -> Iterator[Weight]:
     assert a is not None, "the family has latent attention"
     n_q = hp.n_head * (a.n_nope + a.n_rope)
     yield from norm_rows(b + "attn_norm", hp.n_embd)
+    yield from scale_rows(b + "attn_output")
     if a.n_lora_q:
         yield Weight(b + "attn_q_a.weight", (a.n_lora_q, hp.n_embd), use=Use.MUL_MAT)
         yield Weight(b + "attn_q_a_norm.weight", (a.n_lora_q,))

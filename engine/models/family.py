@@ -30,7 +30,7 @@ class Family:
     hparams: Read
     table: Callable[[HParams], Iterable[Weight]]
     forward: Callable[[Forward], gg.Tensor | None]
-    unused: tuple[str, ...] = ("attn_rot_embd.weight", "rope.freqs")
+    unused: tuple[str, ...] = ("attn_rot_embd.weight", "rope.freqs", ".input_scale")
 
 
 def numbers(*changes: Change, neox: bool, is_layer_norm: bool = False) -> Read:

@@ -69,7 +69,6 @@ def _layer_rows(hp: HParams, i: int) -> Iterator[Weight]:
     if hp.n_expert:
         yield from expert_rows(hp, i)
         yield Weight(b + "ffn_gate_inp.scale", (hp.n_embd,))
-        yield Weight(b + "ffn_down_exps.scale", (hp.n_expert,), optional=True)
         for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
             yield from norm_rows(b + name, hp.n_embd)
     if n:

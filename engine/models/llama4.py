@@ -18,7 +18,7 @@ from ..hparams import HParams, Router, Temperature, with_windows
 from ..keys import Keys
 from .family import Family, numbers
 from .llama import table
-from .mixture import dense_lead
+from .mixture import every_so_many
 
 _CHUNK = 8192
 _N_EXPERT_WITHOUT_NORMS = 128
@@ -35,12 +35,10 @@ def _place(f: Forward, i: int, q: gg.Tensor, k: gg.Tensor) -> tuple[gg.Tensor, g
 
 
 def _chunks(hp: HParams, keys: Keys) -> HParams:
-    """A window of 0 in the file is none, any other is 8192."""
+    """Stretches of 8192, whatever window the file has."""
     hp = with_windows(hp, keys, period=4, n_swa=_CHUNK)
     if not hp.n_swa:
-        return replace(
-            hp, has_rope=(True,) * (hp.n_layer - 1) + (False,), temperature=Temperature(0.1, _CHUNK, 1.0)
-        )
+        raise keys.refused("attention.sliding_window", 0, "above 0")
     return replace(
         hp,
         n_swa=_CHUNK,
@@ -57,7 +55,7 @@ def _experts(hp: HParams, keys: Keys) -> HParams:
 FAMILIES = {
     "llama4": Family(
         "llama4",
-        numbers(dense_lead, _experts, _chunks, neox=False),
+        numbers(every_so_many, _experts, _chunks, neox=False),
         table,
         partial(sequential, attend=partial(attention, place=_place)),
     )

@@ -23,10 +23,15 @@ def router(*, normalise: bool | None = None) -> Change:
 
 
 def dense_lead(hp: HParams, keys: Keys) -> HParams:
-    """The first layers are dense, and of the others all but every so many."""
+    """The first layers are dense."""
     n_lead = keys.integer("leading_dense_block_count", 0, default=0)
-    step = keys.integer("interleave_moe_layer_step", 1, default=1)
-    return replace(hp, is_dense=tuple(i < n_lead or (i + 1) % step != 0 for i in range(hp.n_layer)))
+    return replace(hp, is_dense=tuple(i < n_lead for i in range(hp.n_layer)))
+
+
+def every_so_many(hp: HParams, keys: Keys) -> HParams:
+    """The first layers are dense, and of the others all but every so many."""
+    hp, step = dense_lead(hp, keys), keys.integer("interleave_moe_layer_step", 1)
+    return replace(hp, is_dense=tuple(dense or (i + 1) % step != 0 for i, dense in enumerate(hp.is_dense)))
 
 
 def wide_qk_norm(hp: HParams, keys: Keys) -> HParams:
@@ -63,7 +68,7 @@ FAMILIES = {
         ),
         Family("olmoe", numbers(router(normalise=False), wide_qk_norm, neox=True), table, sequential),
         Family("minimax-m2", numbers(router(normalise=True), wide_qk_norm, neox=True), table, sequential),
-        Family("ernie4_5-moe", numbers(dense_lead, _shared, neox=False), table, sequential),
+        Family("ernie4_5-moe", numbers(every_so_many, _shared, neox=False), table, sequential),
         Family("bailingmoe2", numbers(dense_lead, router(), _shared_experts, neox=True), table, sequential),
         Family("dots1", numbers(dense_lead, router(), _shared_experts, neox=True), table, sequential),
         Family("hunyuan-moe", numbers(_AS_DENSE, neox=True), table, _hunyuan),

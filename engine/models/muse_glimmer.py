@@ -11,7 +11,7 @@ from ..blocks.layers import AROUND, sequential
 from ..forward import Forward
 from ..hparams import HParams, with_windows
 from ..keys import ABOVE_0, Keys
-from ..weight_table import Cut, Use, Weight
+from ..weight_table import Cut, Use, Weight, scale_rows
 from . import gemma
 from .family import Family, numbers
 
@@ -24,6 +24,7 @@ def table(hp: HParams) -> Iterator[Weight]:
     for i in range(hp.n_layer):
         shape = (hp.n_head * hp.head_dim, hp.n_embd)
         yield Weight(f"blk.{i}.attn_gate.weight", shape, Cut.HEADS, Use.MUL_MAT)
+        yield from scale_rows(f"blk.{i}.attn_gate")
 
 
 def forward(f: Forward) -> gg.Tensor | None:
