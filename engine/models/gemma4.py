@@ -105,7 +105,8 @@ def _feed(f: Forward, i: int, x: gg.Tensor) -> gg.Tensor:
     if not hp.n_expert:
         return hidden
     scaled = gg.rms_norm(x, hp.norm_eps) * hp.n_embd**-0.5 * f.weight(b + "ffn_gate_inp.scale")
-    part = routed(f, i, f.norm(x, b + "pre_ffw_norm_2"), f.linear(scaled, b + "ffn_gate_inp"), gate=gg.geglu)
+    logits = gg.mul_mat(f.weight(b + "ffn_gate_inp.weight"), scaled)
+    part = routed(f, i, f.norm(x, b + "pre_ffw_norm_2"), logits, gate=gg.geglu)
     chosen = f.nothing(x) if part is None else f.reduce(part)
     return f.norm(hidden, b + "post_ffw_norm_1") + f.norm(chosen, b + "post_ffw_norm_2")
 
