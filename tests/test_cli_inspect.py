@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli_calls import call
+from tiny_families import write_family
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -39,6 +40,24 @@ def test_numbers_types_and_sampling_of_a_model(
     assert document["has_chat_template"] and document["is_supported"] and not document["obstacles"]
 
 
+def test_modes_that_work_and_why_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def modes(arch: str, variant: str = "") -> dict[str, Any]:
+        path = write_family(tmp_path / f"{arch}{variant}.gguf", arch, variant=variant)
+        found: dict[str, Any] = inspected(capsys, path)["modes"]
+        return found
+
+    assert modes("smollm3") == {
+        "tp": list(range(2, 17)), "tp_obstacle": "", "layer_split": [2, 3, 4], "layer_split_obstacle": "",
+    }  # fmt: skip
+    wide = modes("minimax-m2")
+    assert wide["tp"] == [2] and "K is normed over its 2 heads at once" in wide["tp_obstacle"]
+    small = modes("gemma4", "small")
+    assert small["layer_split"] == [] and "the embedding on the first device" in small["layer_split_obstacle"]
+    page = call(capsys, "inspect", tmp_path / "gemma4small.gguf").out
+    assert "modes          one device\n               --tp 2" in page
+    assert "no --layer-split: each layer needs what the embedding on the first device says" in page
+
+
 def test_all_shards_are_counted(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     documents = [inspected(capsys, tiny("llama", **more)) for more in ({}, {"n_shards": 3})]
     assert [document["files"] for document in documents] == [1, 3]
@@ -66,7 +85,8 @@ def test_missing_tensors_are_named(tiny: Callable[..., Path], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("before", "after", "obstacle"),
     [
-        (b"llama", b"alien", "architecture 'alien'"),
+        (b"llama", b"alien", "architecture 'alien'; supported are"),
+        (b"llama", b"mamba", "architecture 'mamba' needs a state of each sequence (recurrent layers)"),
         (b"gpt-2", b"gpt-9", "gpt-9"),
         (b"gpt2", b"gpt9", "tokenizer 'gpt9'"),
     ],

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..balance import MAX_RANKS
+from ..cuts import valid_degrees
 from ..errors import EngineError
+from ..loading import model_facts
 from ..model import Model
 from .loading import open_model
 from .settings import Settings
@@ -78,6 +81,7 @@ def describe(model: Model) -> dict[str, Any]:
         "chat_template_error": _template_error(model),
         "sampling": _sampling(model),
         "is_supported": not missing,
+        "modes": None if missing else _modes(model),
         "obstacles": missing,
         "missing_tensors": lacking,
     }
@@ -141,6 +145,39 @@ def _obstacles(model: Model) -> tuple[list[str], list[str]]:
     return obstacles, lacking
 
 
+def _modes(model: Model) -> dict[str, Any]:
+    """Over how many devices the model can be cut and split, and why not over others."""
+    facts = model_facts(model)
+    degrees = valid_degrees(facts.hp, facts.rows, facts.types)
+    obstacles = [degree.obstacle for degree in degrees if degree.obstacle]
+    split = facts.hp.split_obstacle
+    return {
+        "tp": [degree.n_ranks for degree in degrees if degree.n_ranks > 1 and not degree.obstacle],
+        "tp_obstacle": obstacles[0] if obstacles else "",
+        "layer_split": [] if split else list(range(2, min(MAX_RANKS, facts.hp.n_layer) + 1)),
+        "layer_split_obstacle": split,
+    }
+
+
+def _modes_rows(modes: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("modes", "one device")]
+    for mode, title in (("tp", "--tp"), ("layer_split", "--layer-split")):
+        counts, why = modes[mode], modes[f"{mode}_obstacle"]
+        rows.append(("", f"{title} {_runs(counts)}" if counts else f"no {title}" + (f": {why}" if why else "")))
+    return rows
+
+
+def _runs(counts: list[int]) -> str:
+    """2 to 8, 10: numbers in rising order, those in a row together."""
+    runs: list[list[int]] = []
+    for n in counts:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
 def _complaint(use: Any) -> list[str]:
     try:
         use()
@@ -172,7 +209,8 @@ def _page(document: dict[str, Any]) -> str:
         rows.append(
             ("sampling", ", ".join(f"{name} {value:g}" for name, value in document["sampling"].items()))
         )
-    rows += [("supported", "yes")] if document["is_supported"] else [("supported", "no")]
+    rows.append(("supported", "yes" if document["is_supported"] else "no"))
+    rows += _modes_rows(document["modes"]) if document["modes"] else []
     rows += [("", obstacle) for obstacle in document["obstacles"]]
     types = [(name, of["n_tensors"], shown_bytes(of["n_bytes"])) for name, of in document["types"].items()]
     parts = [render([[one_line(str(cell)) for cell in row] for row in rows])]
