@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -56,6 +57,9 @@ class Plan:
         self._hp = hp
         self._cache = ranks.cache
         self._last: list[tuple[int, int] | None] = [None] * shape.n_seq
+        self._tokens = np.zeros((shape.n_seq, shape.n_tokens), np.int32)
+        self._positions = np.zeros((shape.n_seq, shape.n_tokens), np.int32)
+        self._rows = np.zeros((shape.n_seq, shape.n_tokens), np.int64)
         self.graphs: list[gg.RankGraph] = []
         self._group_graph: gg.GroupGraph | None = None
         try:
@@ -168,19 +172,29 @@ class Plan:
 
         Where every rank that has some chose the best by itself, the rest stays on the devices until asked for.
         """
-        graphs = [graph for graph in self.graphs if "logits" in graph.results]
-        if not graphs:
+        if not self._with_logits:
             return None
+        if self._chosen is None:
+            return self._fetch_logits()
+        return Logits(self._fetch_logits, *self._chosen)
 
-        def fetch() -> np.ndarray:
-            parts = [graph.fetch("logits") for graph in graphs]
-            return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    @cached_property
+    def _with_logits(self) -> list[gg.RankGraph]:
+        return [graph for graph in self.graphs if "logits" in graph.results]
 
+    @cached_property
+    def _chosen(self) -> tuple[list[gg.Candidates], list[int]] | None:
+        """What each rank chooses, as views that each step fills, and where its part of the vocabulary begins."""
+        graphs = self._with_logits
         if not all("chosen" in graph.results for graph in graphs):
-            return fetch()
+            return None
         widths = [graph.results["logits"].shape[1] for graph in graphs]
         found = [gg.chosen_candidates(graph.results["chosen"]) for graph in graphs]
-        return Logits(fetch, found, np.cumsum([0, *widths[:-1]]).tolist())
+        return found, np.cumsum([0, *widths[:-1]]).tolist()
+
+    def _fetch_logits(self) -> np.ndarray:
+        parts = [graph.fetch("logits") for graph in self._with_logits]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def fill(
         self,
@@ -190,16 +204,22 @@ class Plan:
     ) -> None:
         """Set every input from the batch; slots without a place and padding get harmless values."""
         s, feeds = self.shape, self.feeds
-        tokens = np.zeros((s.n_seq, s.n_tokens), np.int32)
-        positions = np.zeros((s.n_seq, s.n_tokens), np.int32)
-        rows = np.full((s.n_seq, s.n_tokens), self._cache.trash_row, np.int64)
+        tokens, positions, rows = self._tokens, self._positions, self._rows
+        if len(places) < s.n_seq or s.n_tokens > 1:
+            tokens[:] = 0
+            positions[:] = 0
+            rows[:] = self._cache.trash_row
         used = set()
         for place in places:
             r, n = place.slot - self.slot0, len(place.ids)
-            span = np.arange(place.start, place.start + n)
-            tokens[r, :n] = place.ids
-            positions[r, :n] = span
-            rows[r, :n] = place.slot * self._cache.n_rows + span
+            first_row = place.slot * self._cache.n_rows
+            if s.n_tokens == 1:
+                tokens[r, 0], positions[r, 0], rows[r, 0] = place.ids[0], place.start, first_row + place.start
+            else:
+                span = np.arange(place.start, place.start + n)
+                tokens[r, :n] = place.ids
+                positions[r, :n] = span
+                rows[r, :n] = first_row + span
             used.add(r)
             self._fill_masks(r, place.start, n)
         for r in range(s.n_seq):

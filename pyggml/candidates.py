@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
     ids: npt.NDArray[np.int32]
     values: npt.NDArray[np.float32]
     found: npt.NDArray[np.int32]
-    logsumexp: npt.NDArray[np.float64]
+    logsumexp: npt.NDArray[np.floating]
 
 
 def top_candidates(
@@ -73,11 +73,14 @@ def top_candidates(
 
 
 def chosen_candidates(found: npt.NDArray[np.int32]) -> Candidates:
-    """What RankGraph.choose found, as views of its result: the CHOSEN best of each row, logsumexp at scale 1."""
+    """What RankGraph.choose found, as views of its result: the CHOSEN best of each row, logsumexp at scale 1.
+
+    The views follow the result from run to run.
+    """
     k = CHOSEN
     floats = found.view(np.float32)
     return Candidates(
-        found[:, :k], floats[:, k : 2 * k], found[:, 2 * k], floats[:, 2 * k + 1].astype(np.float64)
+        found[:, :k], floats[:, k : 2 * k], found[:, 2 * k], floats[:, 2 * k + 1]
     )
 
 
