@@ -115,13 +115,15 @@ class Engine:
                         f"{len(self._open)} requests are running or queued, {len(requests)} more were sent and {most} "
                         f"may be ({self.scheduler.n_slots} slots, {self.max_queued} queued); try again later"
                     )
+            for request in requests:
+                request.on_finish = self._leave
             self._open.update(requests)
             self._inbox.append(lambda: self._take(requests))
             self._wake.notify()
 
     def abort(self, request: Request) -> None:
         """End a request early; it gets its terminal event unless it has had one."""
-        self._post(lambda: self._end(request, FinishReason.ABORT))
+        self._post(lambda: request.finish(FinishReason.ABORT))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine thread between steps and return its result."""
@@ -139,7 +141,7 @@ class Engine:
     def _take(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.max_new == 0 and request.reader is None:
-                self._end(request, FinishReason.LENGTH)
+                request.finish(FinishReason.LENGTH)
             else:
                 self.scheduler.add(request)
 
@@ -164,7 +166,7 @@ class Engine:
             while self._inbox:  # what was posted since is answered too
                 self._inbox.popleft()()
             for request in self.scheduler.requests():
-                self._end(request, FinishReason.ERROR if fault else FinishReason.ABORT, fault)
+                request.finish(FinishReason.ERROR if fault else FinishReason.ABORT, error=fault)
         finally:
             self.runner.close()
             self._dispose()
@@ -187,7 +189,7 @@ class Engine:
         now = time.perf_counter()
         for request in self.scheduler.requests():
             if request.deadline_s is not None and now >= request.deadline_s:
-                self._end(request, FinishReason.TIME)
+                request.finish(FinishReason.TIME)
 
     def step(self) -> None:
         """Schedule, run, choose the next tokens, send them."""
@@ -211,10 +213,7 @@ class Engine:
             try:
                 row.request.accept(sampled)
             except Exception as error:  # of what forms the answer: the others go on
-                self._end(row.request, FinishReason.ERROR, _failure(error))
-                continue
-            if row.request.is_finished:
-                self._leave(row.request, keep=sampled.error is None)
+                row.request.finish(FinishReason.ERROR, error=_failure(error))
 
     def _read(self, batch: Batch, results: np.ndarray | Logits) -> np.ndarray | Logits:
         """Hand the results of all its tokens to a prompt's reader; the rows to choose from are left."""
@@ -223,8 +222,6 @@ class Engine:
             return results
         results = results.rows() if isinstance(results, Logits) else results
         row.request.read(row.start, results)
-        if row.request.is_finished:
-            self._leave(row.request, keep=True)
         return results[-1:]
 
     def _choose(self, rows: Sequence[Row], logits: np.ndarray | Logits) -> list[Sampled]:
@@ -234,19 +231,14 @@ class Engine:
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         for row in batch.rows:
-            self._end(row.request, FinishReason.ERROR, _failure(error), keep=False)
+            row.request.finish(FinishReason.ERROR, error=_failure(error))
 
-    def _leave(self, request: Request, *, keep: bool) -> None:
-        if not keep and request.slot is not None:
+    def _leave(self, request: Request) -> None:
+        """Free what a request had, before its last event is sent."""
+        if request.has_failed and request.slot is not None:
             self.runner.forget(request.slot)  # what a failed step wrote there may not be finite
-        self.scheduler.release(request, keep=keep)
+        self.scheduler.release(request, keep=not request.has_failed)
         self._open.discard(request)
-
-    def _end(
-        self, request: Request, reason: FinishReason, error: Exception | None = None, keep: bool = True
-    ) -> None:
-        self._leave(request, keep=keep)
-        request.finish(reason, error=error)
 
     def close(self) -> None:
         """Abort what is running, end the thread, close the runner. Closing twice is allowed."""

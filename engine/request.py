@@ -131,11 +131,13 @@ class Request:
     group: object | None = None
     reuses_prefix: bool = True
     deadline_s: float | None = None
+    on_finish: Callable[[Request], None] | None = None
     state: RequestState = RequestState.WAITING
     slot: int | None = None
     n_past: int = 0
     n_cached: int = 0
     n_store: int = 0
+    has_failed: bool = False
     output_ids: list[int] = field(default_factory=list)
     arrived_s: float = field(default_factory=time.perf_counter)
     started_s: float = 0.0
@@ -226,13 +228,17 @@ class Request:
         logprobs: tuple[TokenLogprob, ...] = (),
         error: Exception | None = None,
     ) -> None:
-        """Send the one terminal event; a second call does nothing."""
+        """Send the one terminal event, after `on_finish` gave back what the request had; a second call does nothing."""
         if self.state is RequestState.FINISHED:
             return
         self.state = RequestState.FINISHED
         text += self.text.finish()
         if reason is FinishReason.LENGTH and self.text.stopped:
             reason = FinishReason.STOP  # the text held back until now completes a stop string
+        self.has_failed = reason is FinishReason.ERROR
+        on_finish, self.on_finish = self.on_finish, None
+        if on_finish is not None:
+            on_finish(self)
         self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index, **self._tell()))
 
     def _stats(self) -> Stats:
