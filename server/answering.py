@@ -48,6 +48,7 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
     (TemplateError, "template"),
     (QueueFull, "queue_full"),
     (RequestError, "request"),
+    (RecursionError, "request"),
     (GenerationError, "generation"),
     (EngineError, "engine"),
 )

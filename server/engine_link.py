@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from .answer import Answer, error_of
 from .engine_process import EngineProcess
-from .errors import ApiError, ServerFault, StartError, Unavailable
+from .errors import ApiError, BadRequest, ServerFault, StartError, Unavailable
 from .messages import (
     Accepted,
     Broken,
@@ -164,12 +164,12 @@ class EngineLink:
         return Unavailable(self.reason or "the server stops", code="engine_unavailable", retry_after_s=5)
 
     def generate(self, asked: Generate) -> Answer:
-        """Start an answer; `asked.id` is set here. Raises Unavailable."""
+        """Start an answer; `asked.id` is set here. Raises Unavailable, BadRequest."""
         process = self._ready_process()
         asked.id = next(self._ids)
         answer = Answer(asked.id, asked.n * max(1, len(asked.prompts)), self._left)
+        _send(process, asked)
         self._answers[asked.id] = answer
-        process.send(asked)
         return answer
 
     def _left(self, answer: Answer) -> None:
@@ -188,8 +188,8 @@ class EngineLink:
         """Send what `make` gives for a new id and wait for the result. Raises ApiError."""
         process = self._ready_process()
         id = next(self._ids)
+        _send(process, make(id))
         future = self._calls[id] = asyncio.get_running_loop().create_future()
-        process.send(make(id))
         try:
             return await future
         finally:
@@ -211,3 +211,13 @@ class EngineLink:
         self._is_stopping = True
         if self._process is not None:
             self._process.close()
+
+
+def _send(process: EngineProcess, message: Message) -> None:
+    """Send what a client has asked for. Raises BadRequest."""
+    try:
+        process.send(message)
+    except OverflowError:
+        raise BadRequest("a whole number in the request has more than 64 bits", code="invalid_value") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from None

@@ -49,9 +49,13 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, message: Message) -> None:
-        """Send a message; one that no longer arrives is told by `receive` ending."""
+        """Send a message; one that no longer arrives is told by `receive` ending.
+
+        Raises OverflowError for a number of more than 64 bits.
+        """
+        data = frame([message], getattr(message, "id", 0))
         with contextlib.suppress(ConnectionError, RuntimeError):
-            self._writer.write(frame([message]))
+            self._writer.write(data)
 
     def close(self) -> None:
         """Close our end, on which the process ends."""
@@ -59,8 +63,8 @@ class EngineProcess:
 
     async def receive(self) -> Sequence[FromEngine] | None:
         """The next messages; None when the process has ended or closed its end."""
-        body = await read_frame(self._reader)
-        return None if body is None else from_engine.decode(body)
+        found = await read_frame(self._reader)
+        return None if found is None else from_engine.decode(found[1])
 
     async def ended(self) -> str:
         """Wait for the end, by force where it takes too long; why it ended, for people."""

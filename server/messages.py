@@ -1,7 +1,7 @@
 """What the front and the engine's process tell each other, and how it lies in bytes.
 
-A frame is a length of four bytes and a MessagePack array of messages. Requests are known by a number that the front
-gives; after `Accepted` come `Piece`s, the last of each index with a finish reason, or one `Failed` ends it. Knows no
+A frame is a length, the number of the request if it is one, and a MessagePack array of messages. The front numbers
+requests; after `Accepted` come `Piece`s, the last of each index with a finish reason, or one `Failed` ends it. Knows no
 HTTP.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-HEADER = struct.Struct("!I")
+HEADER = struct.Struct("!IQ")
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -207,16 +207,16 @@ to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 from_engine = msgspec.msgpack.Decoder(list[FromEngine])
 
 
-def frame(messages: Sequence[Message]) -> bytes:
-    """Messages with their length before them."""
+def frame(messages: Sequence[Message], id: int = 0) -> bytes:
+    """Messages behind their header. Raises OverflowError for a number of more than 64 bits."""
     body = _encoder.encode(messages)
-    return HEADER.pack(len(body)) + body
+    return HEADER.pack(len(body), id) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame's body; None at the end, also where it comes in the middle of a frame."""
+async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes] | None:
+    """The next frame's number and body; None at the end, also where it comes in the middle of a frame."""
     try:
-        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        return await reader.readexactly(size)
+        size, id = HEADER.unpack(await reader.readexactly(HEADER.size))
+        return id, await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

@@ -55,7 +55,7 @@ def _operation(route: Route, by_type: dict[Any, dict[str, Any]]) -> dict[str, An
     elif route.media is not None:
         content[route.media] = {"schema": {}}
     if route.event is not None:
-        content["text/event-stream"] = {"schema": by_type[route.event]}
+        content["text/event-stream"] = {"schema": {}, "x-event": by_type[route.event]}
     good: dict[str, Any] = {"description": "Done"} | ({"content": content} if content else {})
     error = {"description": "What went wrong", "content": {"application/json": {"schema": by_type[ErrorReply]}}}
     operation: dict[str, Any] = {

@@ -52,10 +52,10 @@ async def _open(load: Load, outbox: Outbox) -> LLM | None:
 async def _serve(end: socket.socket) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=end, limit=MAX_FRAME_BYTES)
     outbox = Outbox(lambda messages: writer.write(frame(messages)))
-    body = await read_frame(reader)
-    if body is None:
+    found = await read_frame(reader)
+    if found is None:
         return 0
-    (load,) = to_engine.decode(body)
+    (load,) = to_engine.decode(found[1])
     assert isinstance(load, Load), "the first message opens the model"
     llm = await _open(load, outbox)
     if llm is None:
@@ -80,8 +80,14 @@ async def _serve(end: socket.socket) -> int:
 
 
 async def _read(reader: asyncio.StreamReader, answering: Answering) -> None:
-    while (body := await read_frame(reader)) is not None:
-        for message in to_engine.decode(body):
+    while (found := await read_frame(reader)) is not None:
+        id, body = found
+        try:
+            messages = to_engine.decode(body)
+        except Exception as error:  # nested too deeply here, if not there; only this request is concerned
+            answering.failed(id, error)
+            continue
+        for message in messages:
             answering.take(message)
 
 
