@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from .chat_format import ChatFormat, Form, Messages, Opening, ToolChoice, chosen_tools, schema_of_format
@@ -85,6 +86,9 @@ class _Reading:
     def __call__(self, delta: Delta) -> None:
         content, reasoning, calls = self._parser.push(delta.text)
         reason = delta.finish_reason
+        if reason is None and content == delta.text and not reasoning and not calls:
+            self._emit(delta)
+            return
         if reason is not None:
             rest = self._parser.finish()
             content, reasoning, calls = content + rest.content, reasoning + rest.reasoning, calls + rest.calls
@@ -93,13 +97,17 @@ class _Reading:
         self._emit(replace(delta, text=content, reasoning=reasoning, tool_calls=calls, finish_reason=reason))
 
 
+@lru_cache(maxsize=512)
+def _check_parameters(name: str, schema: str) -> None:
+    check_schema(name, schema, is_lenient=True)
+
+
 def _enforceable(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     """The tools, those whose schemas are none with any arguments; where a call is demanded that is an error."""
     found: list[Tool] = []
     for k, tool in enumerate(tools):
         try:
-            schema = schema_text(tool.parameters)
-            check_schema(f"tools[{k}].function.parameters", schema, is_lenient=True)
+            _check_parameters(f"tools[{k}].function.parameters", schema_text(tool.parameters))
             found.append(tool)
         except RequestError:
             if choice not in (None, "auto", "none"):

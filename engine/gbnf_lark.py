@@ -10,7 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .gbnf import Chars, Choice, Node, Range, Repeat, Rule, Sequence, Token, merged, names_in, read_gbnf
+from .gbnf import (
+    LAST_CHAR,
+    Chars,
+    Choice,
+    Node,
+    Range,
+    Repeat,
+    Rule,
+    Sequence,
+    Token,
+    merged,
+    names_in,
+    read_gbnf,
+)
 
 Ranges = tuple[Range, ...]
 _NONE: Ranges = ()
@@ -26,12 +39,14 @@ class _Translation:
         self._rules = rules
         self._names = {name: f"r{k}" for k, name in enumerate(rules)} | {"root": "start"}
         self._regular = self._find_regular()
+        self._inner: dict[str, Ranges] = {}
         self._nullable: set[str] = set()
         self._first: dict[str, Ranges] = dict.fromkeys(rules, _NONE)
         self._extends: dict[str, Ranges] = dict.fromkeys(rules, _NONE)
         self._follow: dict[str, Ranges] = dict.fromkeys(rules, _NONE)
         self._settle()
         self._terminals: dict[str, str] = {}  # by the text of their definition
+        self._spelled: dict[str, str] = {}  # by the rule that they stand for
         self._waiting: list[str] = []
 
     def text(self) -> str:
@@ -126,7 +141,10 @@ class _Translation:
             parts = [*map(self._inner_of, node.items), *map(self._first_of, node.items[1:])]
             return _union(parts)
         if isinstance(node, Rule):
-            return self._inner_of(self._rules[node.name]) if node.name in self._regular else ((0, 0x10FFFF),)
+            if node.name not in self._inner:
+                is_regular = node.name in self._regular
+                self._inner[node.name] = self._inner_of(self._rules[node.name]) if is_regular else ((0, LAST_CHAR),)
+            return self._inner[node.name]
         if isinstance(node, Repeat):
             return _union([self._inner_of(node.item), self._first_of(node.item)])
         return _union(map(self._inner_of, node.options)) if isinstance(node, Choice) else _NONE
@@ -193,7 +211,9 @@ class _Translation:
     def _terminal_text(self, node: Node) -> str:
         """The definition of a terminal, which may use others: a rule is spelled once however often it is used."""
         if isinstance(node, Rule):
-            return self._terminal(self._rules[node.name])
+            if node.name not in self._spelled:
+                self._spelled[node.name] = self._terminal(self._rules[node.name])
+            return self._spelled[node.name]
         if isinstance(node, Chars):
             return f"/{self._regex(node)}/"
         if isinstance(node, Repeat):

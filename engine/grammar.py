@@ -119,6 +119,7 @@ def compile_error(grammar: Grammar, message: str) -> RequestError:
         return RequestError(f"json_schema: {message}{_place(grammar.source, [('$ref', lambda v: not _is_local(v))])}")
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message) if is_schema else message
     message = message.partition("\n   1 |")[0] if is_schema else message
+    message = re.sub(r"\n *\d+ \|\s*(%llguidance \{\"no_forcing\": true\})?(?=\n|$)", "", message)
     shown = re.sub(r"\s*\n\s*", "; ", message.strip())
     shown = shown if len(shown) <= _MAX_MESSAGE else shown[: _MAX_MESSAGE - 1] + "…"
     where = ""

@@ -17,6 +17,7 @@ from .errors import RequestError, UnsupportedValue
 from .grammar import schema_text
 
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 1_000_000  # many tools make long ones; compiling takes seconds, in the caller's thread
 
 _FILE_KEYS = {
     "temperature": "general.sampling.temp",
@@ -111,6 +112,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise RequestError(f"{name} is {_shown(value)}; a text that is not empty is needed")
+            if value is not None and len(value) > MAX_GRAMMAR_CHARS:
+                raise RequestError(f"{name} has {len(value)} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         if self.trigger is not None and (not given or not isinstance(self.trigger, Trigger)):

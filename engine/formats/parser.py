@@ -104,6 +104,8 @@ class ChatParser:
         self._reasoning: list[str] = []
         self._space = ""  # white space that is content only if more content follows
         self._drops_space = False
+        self._heads = {mark[0] for mark in (*self._styles, *layout.dropped)}
+        self._is_plain = False  # waiting for more content, with nothing held back
         self._steps = self._run()
         self._is_done = False
 
@@ -114,6 +116,8 @@ class ChatParser:
 
     def push(self, text: str) -> Pieces:
         """Take more text."""
+        if self._is_plain and text and text[-1] not in SPACE and self._heads.isdisjoint(text):
+            return Pieces(text)
         self._r.text += text
         self._advance()
         return self._taken()
@@ -203,7 +207,10 @@ class ChatParser:
             if mark:
                 r.at = len(mark)
                 return mark
-            if not (yield from r.more()):
+            self._is_plain = not r.text and not self._space and not self._drops_space
+            is_more = yield from r.more()
+            self._is_plain = False
+            if not is_more:
                 self._add_content(r.text)
                 r.text = ""
                 return None

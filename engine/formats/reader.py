@@ -121,7 +121,10 @@ def first_of(text: str, start: int, ends: Sequence[str]) -> tuple[int, str, int]
 
 
 def _begun_at(text: str, start: int, end: str) -> int:
-    for n in range(min(len(end) - 1, len(text) - start), 0, -1):
+    longest = min(len(end) - 1, len(text) - start)
+    if text.find(end[0], len(text) - longest) < 0:
+        return len(text)
+    for n in range(longest, 0, -1):
         if text.endswith(end[:n]):
             return len(text) - n
     return len(text)
