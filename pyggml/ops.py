@@ -190,7 +190,8 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_oai(gate: Tensor, up: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up within it (gpt-oss)."""
+    """gate * sigmoid(alpha * gate) * (up + 1) in float32, with gate at most `limit` and up within it (gpt-oss)."""
+    need_type("swiglu_oai", gate, ("f32",))
     return _glu("swiglu_oai", lib.ggml_swiglu_oai, gate, up, alpha, limit)
 
 

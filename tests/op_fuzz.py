@@ -195,6 +195,12 @@ def mul_mat_id(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     return op(experts, x, ids)
 
 
+def add_id(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
+    n_tokens, n_used, n_expert, n = (c.dice.choice(lengths) for lengths in ((1, 5, 33), (1, 3), (1, 4), LENGTHS))
+    ids = c.tensor(c.near([n_tokens, n_used]), c.kind(("i32",)), n_expert)
+    return op(c.tensor(c.near([n_tokens, n_used, n]), c.kind()), c.tensor(c.near([n_expert, n]), c.kind()), ids)
+
+
 def hadamard(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     n = c.dice.choice((1, 2, 4, 8, 16, 64, 3, 33))
     x = c.tensor(c.near([*c.shape(2), n * c.dice.choice((1, 2, 3))]), c.kind())
@@ -234,7 +240,8 @@ def soft_max(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     mask_shape = [*(n if c.dice.random() < 0.5 else 1 for n in shape[:-2]), *shape[-2:]]
     mask = c.tensor(c.near(mask_shape), c.kind(("f32", "f16"))) if c.dice.random() < 0.7 else None
     max_bias = c.dice.choice((0.0, 0.0, 8.0, -1.0))
-    return op(c.tensor(shape, c.kind()), mask, scale=c.dice.uniform(-2, 2), max_bias=max_bias)
+    sinks = c.tensor(c.near([shape[-3] if len(shape) > 2 else 1]), c.kind()) if c.dice.random() < 0.2 else None
+    return op(c.tensor(shape, c.kind()), mask, scale=c.dice.uniform(-2, 2), max_bias=max_bias, sinks=sinks)
 
 
 def rope(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
@@ -272,7 +279,8 @@ def flash_attn(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     mask_shape = c.near([c.dice.choice((1, n_seq)), 1, n, n_kv])
     mask = c.tensor(mask_shape, c.kind(("f16",))) if c.dice.random() < 0.7 else None
     max_bias, softcap = c.dice.choice((0.0, 0.0, 8.0)), c.dice.choice((0.0, 0.0, 30.0))
-    return op(q, k, v, mask, scale=0.3, max_bias=max_bias, softcap=softcap)
+    sinks = c.tensor(c.near([n_head_kv * group]), c.kind()) if c.dice.random() < 0.2 else None
+    return op(q, k, v, mask, scale=0.3, max_bias=max_bias, softcap=softcap, sinks=sinks)
 
 
 def top_k(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
@@ -375,12 +383,13 @@ PROPOSALS: dict[str, Callable[..., gg.Tensor]] = {
         ("neg", "sqr", "sqrt", "log", "exp", "tanh", "relu", "gelu", "silu", "sigmoid", "sum_rows", "argmax"),
         unary,
     ),
-    **dict.fromkeys(("swiglu", "geglu"), gated),
+    **dict.fromkeys(("swiglu", "geglu", "swiglu_oai"), gated),
     **dict.fromkeys(("norm", "rms_norm"), with_numbers((-0.1, 1.0))),
     "scale": with_numbers((-2.0, 2.0)),
     "clamp": with_numbers((-2.0, 2.0), (-2.0, 2.0)),
     "mul_mat": mul_mat,
     "mul_mat_id": mul_mat_id,
+    "add_id": add_id,
     "hadamard": hadamard,
     "get_rows": get_rows,
     "set_rows": set_rows,

@@ -116,6 +116,30 @@ def test_scores_can_be_capped() -> None:
     np.testing.assert_allclose(y, attention(q, k, v, None, softcap=3.0), atol=1e-4)
 
 
+def with_sinks(scores: np.ndarray, sinks: np.ndarray) -> np.ndarray:
+    """Softmax with one more score a head, which is then left out."""
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    return np.asarray(soft_max(np.concatenate([scores, column], -1))[..., :-1])
+
+
+def test_sinks_take_their_part_of_the_sum_and_give_nothing() -> None:
+    x, sinks = random(2, 4, 5, 8), random(4, seed=1)
+    y = compute(lambda t, s: gg.soft_max(t, scale=0.5, sinks=s), x, sinks)
+    np.testing.assert_allclose(y, with_sinks(x * 0.5, sinks), rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+def test_attention_with_sinks(n: int) -> None:
+    q, k, v, sinks = random(1, 4, n, 16), random(1, 2, 96, 16, seed=1), random(1, 2, 96, 16, seed=2), random(4, seed=3)
+    mask = causal(n, 96)[None, None]
+    weights = with_sinks(q @ k.repeat(2, 1).swapaxes(-1, -2) / 4 + mask, sinks)
+    y = with_weights(
+        lambda q, m, k, v, s: gg.flash_attn(q, k, v, m, scale=0.25, sinks=s),
+        {"q": q, "m": mask.astype(np.float16)}, k=k, v=v, s=sinks,
+    )  # fmt: skip
+    np.testing.assert_allclose(y, (weights @ v.repeat(2, 1)).swapaxes(1, 2), atol=1e-5)
+
+
 def test_keys_and_values_may_be_windows_of_a_cache() -> None:
     cache, q = random(96, 4, 16), random(1, 4, 1, 16, seed=1)
     y = with_weights(
@@ -157,6 +181,7 @@ REFUSED = [
     (lambda g: gg.soft_max(g.input("x", (4, 8)), max_bias=1.0), "max_bias needs a mask"),
     (lambda g: gg.soft_max(g.input("x", (4, 8), "f16")), "f16 is not among f32"),
     (lambda g: gg.soft_max(g.input("x", (4, 8)).T), "not contiguous"),
+    (lambda g: gg.soft_max(g.input("x", (3, 4, 8)), sinks=g.input("s", (4,))), "one sink for each head"),
     (lambda g: gg.soft_max(g.input("x", (4, 8)), g.input("m", (3, 8))), "the mask does not cover it"),
 ]
 

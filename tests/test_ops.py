@@ -178,6 +178,14 @@ def test_gated_units_multiply_the_activated_gate(name: str, function: Any, kind:
     np.testing.assert_allclose(y, function(gate) * up, rtol=4 * near, atol=near)
 
 
+def test_limited_gated_units_add_one_to_the_other_half() -> None:
+    gate, up = 6 * random(2, 3, 16), 6 * random(2, 3, 16, seed=1)
+    low, within = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    expected = low / (1 + np.exp(-1.702 * low)) * (within + 1)
+    assert (gate > 7).any() and (np.abs(up) > 7).any()
+    np.testing.assert_allclose(compute(gg.swiglu_oai, gate, up), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_gated_units_take_halves_of_one_matrix() -> None:
     x = random(5, 32)
     np.testing.assert_allclose(
@@ -236,6 +244,7 @@ REFUSED = [
     (lambda g, x: gg.rms_norm(x, math.nan), "eps = nan must be 0 or more"),
     (lambda g, x: gg.rms_norm(g.input("h", (4, 8), "f16")), "f16 is not among f32"),
     (lambda g, x: gg.swiglu(x, g.input("u", (4, 7))), "one shape and type"),
+    (lambda g, x: gg.swiglu_oai(g.input("h", (4, 8), "f16"), g.input("u", (4, 8), "f16")), "f16 is not among f32"),
     (lambda g, x: gg.argmax(g.input("t", (2, 4, 8))), "it takes a matrix"),
     (lambda g, x: gg.top_k(x, 9), "k = 9 must be 1 to the row's length"),
     (lambda g, x: gg.top_k(x, 0), "k = 0 must be 1 to the row's length"),

@@ -109,6 +109,14 @@ def test_experts_multiply_the_tokens_that_chose_them(kind: str, n_used_x: int, n
     assert nmse(y, np.einsum("tuoi,tui->tuo", chosen, np.broadcast_to(x, (n_tokens, 2, 256)))) < 1e-4
 
 
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_biases_are_those_of_the_chosen_experts(n_tokens: int) -> None:
+    biases, x = random(4, 6), random(n_tokens, 2, 6, seed=1)
+    ids = np.random.default_rng(2).integers(0, 4, (n_tokens, 2)).astype(np.int32)
+    y = with_weights(lambda x, ids, b: gg.add_id(x, b, ids), {"x": x, "ids": ids}, b=biases)
+    np.testing.assert_allclose(y, x + biases[ids], rtol=1e-6)
+
+
 def hadamard_matrix(n: int) -> np.ndarray:
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < n:
@@ -160,6 +168,10 @@ REFUSED = [
     (
         lambda g, x: gg.mul_mat_id(g.input("e", (2, 3, 8)), x.reshape(4, 1, 8), g.input("i", (4, 1))),
         "f32 is not among i32",
+    ),
+    (
+        lambda g, x: gg.add_id(x.reshape(4, 1, 8), g.input("b", (2, 7)), g.input("i", (4, 1), "i32")),
+        "tokens, ids or lengths do not match",
     ),
     (
         lambda g, x: gg.mul_mat_id(g.input("e", (2, 3, 7)), x.reshape(4, 1, 8), g.input("i", (4, 1), "i32")),
