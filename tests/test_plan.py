@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from paper_models import numbers
 
-from pyggml.engine.plan import fill_mask
+from pyggml.engine.hparams import Temperature
+from pyggml.engine.plan import fill_mask, temperatures
 from pyggml.engine.runner import group_size, padded_length, slot_group, window_length
 
 
@@ -26,6 +28,25 @@ def test_mask_is_what_its_definition_says(start: int, n: int, window: int) -> No
     mask = np.zeros((8, 40), np.float16)
     fill_mask(mask, start, n, window)
     assert np.array_equal(mask, right_mask(8, 40, start, n, window))
+
+
+@pytest.mark.parametrize("window", [1, 4, 7, 100])
+@pytest.mark.parametrize(("start", "n"), [(0, 8), (0, 5), (7, 8), (20, 3), (31, 1), (28, 1), (5, 0)])
+def test_chunked_mask_shows_the_own_stretch_only(start: int, n: int, window: int) -> None:
+    mask = np.zeros((8, 40), np.float16)
+    fill_mask(mask, start, n, window, is_chunked=True)
+    positions, places = start + np.arange(n)[:, None], np.arange(40)[None]
+    seen = (places <= positions) & (places // window == positions // window)
+    assert np.array_equal(mask[:n] == 0, seen)
+    assert np.array_equal(mask[n:], right_mask(8, 40, start, n, 0)[n:])
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_temperature_grows_with_the_logarithm_of_whole_lengths(offset: float) -> None:
+    hp = numbers(temperature=Temperature(0.1, 10.0, offset))
+    found = temperatures(hp, np.array([[0, 8, 9, 10], [19, 20, 99, 100]]))
+    steps = np.array([[0, 0, 0, 1], [1, 2, 9, 10]]) if not offset else np.array([[0, 0, 1, 1], [2, 2, 10, 10]])
+    assert np.allclose(found, 1 + 0.1 * np.log(1 + steps))
 
 
 def test_padding_is_at_most_an_eighth_above_64_and_never_above_the_limit() -> None:
