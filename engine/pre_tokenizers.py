@@ -73,12 +73,12 @@ def _words(
     return "|".join(part for part in parts if part)
 
 
-def _cased_words(digits: str, suffix: str = "") -> str:
-    """o200k's scheme: a word ends where lower case turns to upper case."""
-    upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+def _cased_words(digits: str, suffix: str = "", *, but: str = "", ends: str = r"\r\n/") -> str:
+    """o200k's scheme: a word ends where lower case turns to upper case; `but` takes characters out of words."""
+    upper, lower = rf"\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}", rf"\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}"
     before = r"[^\r\n\p{L}\p{N}]?"
     word = f"{before}[{upper}]*[{lower}]+{suffix}|{before}[{upper}]+[{lower}]*{suffix}"
-    return rf"{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    return rf"{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*|{_SPACES}"
 
 
 def _punctuated_words(symbols: str = r"[\r\n]*", spaces: str = _SPACES) -> str:
@@ -144,6 +144,9 @@ _FAMILIES: dict[str, PreTokenizer] = {
         add_bos=True,
     ),
     "gpt-4o llama4 kanana2 talkie minimax-m2": _O200K,
+    "kimi-k2": PreTokenizer(
+        (r"\p{Han}+|" + _cased_words(_DIGITS, f"{_SUFFIX}?", but=r"&&[^\p{Han}]", ends=r"\r\n"),)
+    ),
     "granite-embed-multi-97m": replace(_O200K, ignore_merges=True),
     "tiny_aya cohere2moe": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.patterns)),
     "tekken": PreTokenizer((_cased_words(_DIGIT),), ignore_merges=True, add_bos=True),
@@ -169,7 +172,6 @@ _FAMILIES: dict[str, PreTokenizer] = {
 PRE_TOKENIZERS = {name: family for names, family in _FAMILIES.items() for name in names.split()}
 
 REFUSED = {
-    "kimi-k2": "its words exclude Han characters in a way that needs its own code, and its file carries no merges",
     "afmoe": "its digit groups count from the right, which needs its own code",
     "superbpe": "its merges span words",
     "whitespace": "it drops white space, so that text does not come back",

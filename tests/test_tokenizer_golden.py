@@ -45,10 +45,10 @@ STRUCK_HTML = {"</s>", "a</s>b", "<s>struck</s> out"}
 # Where llama.cpp's patterns differ from the models' own, which are right: its letter case is ASCII's with o200k and
 # Tekken, and not kept at all where a pattern also has marks; white space beyond ASCII looks alike to it.
 O200K = "gpt-4o kanana2 llama4 minimax-m2 talkie"
-MARKED_O200K = "tiny_aya cohere2moe youtu"
+MARKED_O200K = "tiny_aya cohere2moe youtu kimi-k2"
 OWN_CUTS: dict[tuple[str, str], list[str]] = {
-    (f"{O200K} tekken", "e\u0301a\u0308 Ä"): ["e\u0301a\u0308", " Ä"],
-    (f"{O200K} tekken", "हिन्दी है"): ["हिन्दी", " है"],
+    (f"{O200K} tekken kimi-k2", "e\u0301a\u0308 Ä"): ["e\u0301a\u0308", " Ä"],
+    (f"{O200K} tekken kimi-k2", "हिन्दी है"): ["हिन्दी", " है"],
     (f"{O200K} {MARKED_O200K} tekken granite-embed-multi-97m", "ÜberÄrger ÉCOLE"): [
         "Über",
         "Ärger",
