@@ -7,7 +7,8 @@ usage: streams.py URL [--streams 1,4,16] [-p 64] [-n 64] [--rounds 3]
 
 Each stream is one client of /v1/completions that reads its answer token by token; all of a round start together, with
 prompts of their own that no cache has seen. Given several at once they take turns round by round, and the medians are
-compared. Ends with one JSON line.
+compared. On a machine that others use too, tokens a second of processor time say more: they are given where the process
+that answers is known (with --pid for a URL). Ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,11 +56,17 @@ class Round:
     """All streams of one round."""
 
     answers: list[Answer]
+    cpu_s: float = 0.0
 
     @property
     def tok_per_s(self) -> float:
         """Tokens generated a second by all streams, prompts included in the time."""
         return sum(a.n_tokens for a in self.answers) / max(a.end_s for a in self.answers)
+
+    @property
+    def tok_per_cpu_s(self) -> float:
+        """Tokens generated a second of processor time; 0 where that is not known."""
+        return sum(a.n_tokens for a in self.answers) / self.cpu_s if self.cpu_s else 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -71,6 +78,7 @@ class Target(Protocol):
     """What answers."""
 
     name: str
+    pids: Sequence[int]
 
     async def answer(self, prompt: str, n_tokens: int, started_s: float) -> Answer: ...
 
@@ -84,6 +92,7 @@ class Server:
     session: aiohttp.ClientSession
     model: str = "default"
     headers: dict[str, str] = field(default_factory=dict)
+    pids: Sequence[int] = ()
 
     async def answer(self, prompt: str, n_tokens: int, started_s: float) -> Answer:
         """Read one streamed answer."""
@@ -117,6 +126,7 @@ class InProcess:
     """An LLM of this process."""
 
     name = "in process"
+    pids = (os.getpid(),)
 
     def __init__(self, path: str, n_slots: int, n_ctx: int, threads: int) -> None:
         from pyggml.engine import LLM
@@ -149,8 +159,8 @@ class InProcess:
 
 
 @asynccontextmanager
-async def reference(path: str, n_slots: int, n_ctx: int, threads: int) -> AsyncIterator[str]:
-    """llama.cpp's server on a free port."""
+async def reference(path: str, n_slots: int, n_ctx: int, threads: int) -> AsyncIterator[tuple[str, int]]:
+    """llama.cpp's server on a free port, and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -171,7 +181,7 @@ async def reference(path: str, n_slots: int, n_ctx: int, threads: int) -> AsyncI
                 except aiohttp.ClientError:
                     if process.poll() is not None:
                         raise SystemExit("llama-server ended while it loaded") from None
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -182,11 +192,21 @@ def prompt_of(n_words: int) -> str:
     return " ".join(random.choices(WORDS, k=n_words))
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time of processes so far."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def play(target: Target, n_streams: int, n_words: int, n_tokens: int) -> Round:
     """One round."""
-    started_s = time.perf_counter()
     prompts = [prompt_of(n_words) for _ in range(n_streams)]
-    return Round(await asyncio.gather(*(target.answer(p, n_tokens, started_s) for p in prompts)))
+    cpu_s, started_s = cpu_seconds(target.pids), time.perf_counter()
+    answers = await asyncio.gather(*(target.answer(p, n_tokens, started_s) for p in prompts))
+    return Round(answers, cpu_seconds(target.pids) - cpu_s)
 
 
 async def opened(args: argparse.Namespace, stack: AsyncExitStack, n_slots: int) -> list[Target]:
@@ -195,10 +215,10 @@ async def opened(args: argparse.Namespace, stack: AsyncExitStack, n_slots: int) 
     key = os.environ.get("PYGGML_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     n_ctx = max(512, -(-2 * (args.p + args.n) // 256) * 256)
-    targets: list[Target] = [Server(url, url, session, args.model, headers) for url in args.urls]
+    targets: list[Target] = [Server(url, url, session, args.model, headers, args.pid) for url in args.urls]
     if args.reference:
-        url = await stack.enter_async_context(reference(args.reference, n_slots, n_ctx, args.threads))
-        targets.append(Server("llama-server", url, session))
+        url, pid = await stack.enter_async_context(reference(args.reference, n_slots, n_ctx, args.threads))
+        targets.append(Server("llama-server", url, session, pids=[pid]))
     if args.in_process:
         inside = InProcess(args.in_process, n_slots, n_ctx, args.threads)
         stack.callback(inside.llm.close)
@@ -212,7 +232,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     counts = [int(n) for n in args.streams.split(",")]
     async with AsyncExitStack() as stack:
         targets = await opened(args, stack, max(counts))
-        print(f"{'':24} {'streams':>7} {'tok/s':>8} {'TTFT ms':>8} {'longest gap ms':>14}")
+        print(f"{'':24} {'streams':>7} {'tok/s':>8} {'tok/cpu s':>9} {'TTFT ms':>8} {'longest gap ms':>14}")
         for n_streams in counts:
             rounds: dict[str, list[Round]] = {target.name: [] for target in targets}
             for i in range(args.rounds + 1):
@@ -226,12 +246,14 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                     "name": name,
                     "n_streams": n_streams,
                     "tok_per_s": statistics.median(r.tok_per_s for r in played_rounds),
+                    "tok_per_cpu_s": statistics.median(r.tok_per_cpu_s for r in played_rounds),
                     "ttft_s": statistics.median(r.ttft_s for r in played_rounds),
                     "longest_gap_s": gap,
                 }
                 results.append(result)
                 print(
-                    f"{name:24.24} {n_streams:7} {result['tok_per_s']:8.1f} {1000 * result['ttft_s']:8.0f} "
+                    f"{name:24.24} {n_streams:7} {result['tok_per_s']:8.1f} {result['tok_per_cpu_s']:9.1f} "
+                    f"{1000 * result['ttft_s']:8.0f} "
                     f"{1000 * gap:14.0f}",
                     flush=True,
                 )
@@ -244,6 +266,7 @@ def main() -> None:
     parser.add_argument("urls", nargs="*", metavar="URL")
     parser.add_argument("--reference", metavar="MODEL")
     parser.add_argument("--in-process", metavar="MODEL")
+    parser.add_argument("--pid", type=int, action="append", default=[], help="a process of the server at URL")
     parser.add_argument("--model", default="default", help="the model's name in requests")
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("-p", type=int, default=64, help="words of a prompt")
