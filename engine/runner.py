@@ -95,6 +95,7 @@ class Runner:
         self._cache = ranks.cache
         self._family = family
         self._embed = host_rows(rank.weights for rank in ranks.ranks)
+        self._computes_on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
         self._kept: set[PlanShape] = set()
         self._reserve()
@@ -157,7 +158,7 @@ class Runner:
         """
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
-            slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots, can_move=self._can_move)
+            slot0, n_seq = self._group(places)
             end = max(p.start for p in places) + 1
             shape = PlanShape(1, n_seq, slot0, self._window(end, 1), n_seq)
             logits = self._step(shape, places, ())
@@ -192,7 +193,7 @@ class Runner:
     def _prefill_several(self, places: Sequence[Place], wants: Sequence[bool]) -> np.ndarray | Logits:
         """Evaluate chunks of neighbouring slots together, padded to the longest."""
         n = padded_length(max(len(p.ids) for p in places), self.max_chunk)
-        slot0, n_seq = slot_group(places[0].slot, places[-1].slot, self._cache.n_slots, can_move=self._can_move)
+        slot0, n_seq = self._group(places)
         n_kv = self._window(max(p.start + len(p.ids) for p in places), n)
         at = [p.slot - slot0 for p, is_wanted in zip(places, wants) if is_wanted]
         out_rows = [0] * (n_seq if at else 0)
@@ -206,6 +207,13 @@ class Runner:
         n = padded_length(len(place.ids), self.max_chunk)
         end = place.start + len(place.ids)
         return PlanShape(n, 1, place.slot, self._window(end, n), n_out, lane)
+
+    def _group(self, places: Sequence[Place]) -> tuple[int, int]:
+        """The slots that take part so that these do; on CPUs no more, since each costs what a token costs."""
+        first, last = places[0].slot, places[-1].slot
+        if self._can_move and self._computes_on_cpus:
+            return first, last - first + 1
+        return slot_group(first, last, self._cache.n_slots, can_move=self._can_move)
 
     def _window(self, end: int, n_tokens: int) -> int:
         return window_length(end, n_tokens, self._cache.n_rows, can_move=self._can_move)

@@ -1,0 +1,36 @@
+"""How many prompt tokens a step may have while answers run."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyggml.engine.pace import Pace
+
+
+def test_before_anything_was_measured_a_step_is_short() -> None:
+    assert Pace(512).chunk == 128
+    assert Pace(64).chunk == 64
+
+
+@pytest.mark.parametrize(
+    ("tok_per_s", "chunk"), [(10_000, 512), (1_000, 192), (400, 64), (100, 32), (3, 32)]
+)
+def test_a_step_takes_what_a_fifth_of_a_second_allows_and_at_least_32(tok_per_s: float, chunk: int) -> None:
+    pace = Pace(512, 0.2)
+    pace.note_prefill(128, 128 / tok_per_s)
+    assert pace.chunk == chunk
+
+
+def test_a_step_of_few_tokens_says_nothing_about_speed() -> None:
+    pace = Pace(512)
+    pace.note_prefill(100, 0.1)
+    pace.note_prefill(2, 0.2)
+    assert pace.chunk == 192
+
+
+def test_padding_is_free_up_to_what_a_decode_step_costs() -> None:
+    pace = Pace(512)
+    assert pace.n_free == 0
+    pace.note_prefill(500, 0.05)
+    pace.note_decode(0.004)
+    assert pace.n_free == 40
