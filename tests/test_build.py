@@ -309,6 +309,19 @@ def test_impossible_cuda_architecture_is_an_error_that_names_what_works(named: s
         cuda.architectures(named, TOOLKIT, ())
 
 
+def test_vulkan_is_not_chosen_for_a_software_driver_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kit = vulkan.Kit("glslc", "1", tmp_path, tmp_path, tmp_path, (1, 4, 309))
+    monkeypatch.setattr(vulkan, "find", lambda include: kit)
+    monkeypatch.setattr(vulkan, "has_driver", lambda: True)
+    for has_node, vendors, chosen in ((False, (), None), (True, (), kit), (False, ("AMD",), kit)):
+        monkeypatch.setattr(vulkan, "has_render_node", lambda has_node=has_node: has_node)
+        assert backends.choose(None, gpu.Cards(frozenset(vendors))).vulkan is chosen
+    monkeypatch.setattr(vulkan, "has_render_node", lambda: False)
+    assert backends.choose(frozenset({"cpu", "vulkan"}), gpu.Cards(frozenset())).vulkan is kit
+
+
 @pytest.mark.parametrize(("patch", "is_enough"), [(239, False), (309, True)])
 def test_old_vulkan_headers_are_told_by_their_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: int, is_enough: bool

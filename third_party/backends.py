@@ -126,7 +126,7 @@ def _choose_vulkan(choice: Choice, forced: bool, cards: Cards, include: str | No
             choice.warnings.append(f"{others} GPU not usable, building without Vulkan: {kit}; {AGAIN}")
         elif not kit.startswith("glslc"):
             choice.notes.append(f"Vulkan skipped: {kit}")
-    elif vulkan.has_driver():
+    elif vulkan.has_driver() and (cards.vendors or vulkan.has_render_node()):
         choice.vulkan = kit
     elif others:
         choice.warnings.append(
@@ -134,5 +134,5 @@ def _choose_vulkan(choice: Choice, forced: bool, cards: Cards, include: str | No
         )
     else:
         choice.notes.append(
-            "Vulkan skipped: no Vulkan driver on this machine; force it with --backends cpu,vulkan"
+            "Vulkan skipped: no GPU with a Vulkan driver on this machine; force it with --backends cpu,vulkan"
         )

@@ -101,5 +101,10 @@ def has_driver() -> bool:
     return any(next(Path(folder).glob("*.json"), None) for folder in DRIVER_LISTS)
 
 
+def has_render_node(dri: Path = Path("/dev/dri")) -> bool:
+    """Return whether the kernel drives any GPU; a driver without one can only be a software renderer."""
+    return next(dri.glob("renderD*"), None) is not None
+
+
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

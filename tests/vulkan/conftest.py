@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 import pyggml as gg
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 from third_party import cache
 
 
