@@ -108,6 +108,14 @@ class Case:
         ]
         return tensor
 
+    def distinct(self, shape: Sequence[int], kind: str, top: int) -> gg.Tensor:
+        """An input of row numbers below `top`, none of which stands twice in a row."""
+        rng = np.random.default_rng(self.dice.getrandbits(32))
+        name = f"x{len(self.values)}"
+        self.values[name] = rng.random((*shape[:-1], top)).argsort(-1)[..., : shape[-1]]
+        self.words.append(f"distinct{tuple(shape)}{kind}")
+        return self.graph.input(name, shape, kind)
+
     def _stored(self, shape: list[int], kind: str, way: str, top: int | None) -> gg.Tensor:
         if gg.dtype(kind).is_quantized and kind not in ("q8_0", "q4_0"):
             blocks = self.graph.state("blocks", shape, kind)
@@ -232,7 +240,11 @@ def set_rows(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
     table = c.tensor(c.near([*outer, n_rows, row]), kind, way="state")
     rows = c.tensor(c.near([*outer, k, row]), c.kind())
     ids_outer = c.smaller(outer) if outer else []
-    return op(table, rows, c.tensor(c.near([*ids_outer, k]), c.kind(("i32", "i64")), n_rows))
+    kind = c.kind(("i32", "i64"))
+    if c.is_wild or k > n_rows:
+        c.has_odd_values = True  # Of two rows with one number either may be written last.
+        return op(table, rows, c.tensor(c.near([*ids_outer, k]), kind, n_rows))
+    return op(table, rows, c.distinct([*ids_outer, k], kind, n_rows))
 
 
 def soft_max(c: Case, op: Callable[..., gg.Tensor]) -> gg.Tensor:
