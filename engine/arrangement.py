@@ -180,7 +180,8 @@ def _cut(
     def dealt(cuts: TensorPlan, reason: str) -> Deal:
         ranks = tuple(r for r, rank in enumerate(cuts.ranks) if rank.share > 0)
         demands = tensor_demands(model, cuts, devices, compute_bytes)
-        return Deal(Mode.TENSOR, demands, (f"shares {reason}", *cuts.notes), cuts, ranks)
+        notes = (f"shares {reason}", *cuts.notes, *_host_sum_notes(devices))
+        return Deal(Mode.TENSOR, demands, notes, cuts, ranks)
 
     def cuts_by(values: Sequence[float]) -> TensorPlan:
         return tp_cuts(hp, model.rows, model.types, values, expert_split=options.expert_split)
@@ -203,6 +204,15 @@ def _cut(
         )
     except ConfigError:  # one of them would be left without work
         return by_default
+
+
+def _host_sum_notes(devices: Sequence[DeviceFacts]) -> list[str]:
+    names = dict.fromkeys(d.name for d in devices if d.kind != "cpu" and not d.name.startswith("cuda:"))
+    if not names:
+        return []
+    return [
+        f"sums go through host memory, since {', '.join(names)} cannot reach other cards; one device may be faster"
+    ]
 
 
 def _percents(devices: Sequence[DeviceFacts], shares: Sequence[int]) -> list[str]:

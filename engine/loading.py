@@ -172,9 +172,14 @@ def _parts(model: Model, arranged: Arrangement, i: int) -> list[Part]:
 
 
 def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
-    """The transports of sums by their size, and the pairs that go through host memory for a fault."""
+    """The transports of sums by their size, why others are not used, and what was found about pairs of cards."""
     report = group.transports
     found = [str(pair) for pair in report.pairs if not pair.passed]
+    if report.pairs:
+        when = "found earlier" if all(pair.is_cached for pair in report.pairs) else "tested now"
+        n_passed = sum(pair.passed for pair in report.pairs)
+        found.append(f"peer copies deliver in {n_passed} of {len(report.pairs)} directions, {when}")
+        found += [f"{row.name} is not used: {row.reason}" for row in report.rows if row.reason and not report.forced]
     if mode is Mode.TENSOR:
         found.append(f"sums over ranks go through: {', '.join(_spans(group))}")
         if group.reduce_dtype != "f32":

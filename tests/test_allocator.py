@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from graphs import cpu
@@ -76,3 +78,15 @@ def test_an_allocator_that_failed_leaves_earlier_graphs_stale_and_works_again() 
         with gg.Graph(cpu(), allocator=allocator) as again:
             again.output("y", again.input("x", (10,)) * 2)
             assert again.run(x=np.ones(10))["y"][0] == 2
+
+
+def test_the_size_is_not_read_while_another_thread_lays_out() -> None:
+    with gg.Allocator(cpu()) as allocator:
+        sizes: list[int] = []
+        reader = threading.Thread(target=lambda: sizes.append(allocator.n_bytes))
+        with allocator.lock:
+            reader.start()
+            reader.join(0.1)
+            assert not sizes
+        reader.join(60)
+        assert len(sizes) == 1

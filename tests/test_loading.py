@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from pyggml.engine.demand import ModelFacts
 from pyggml.engine.fit import largest_ctx, placements
 from pyggml.engine.host_memory import available_bytes
 from pyggml.engine.load_options import LoadOptions
-from pyggml.engine.loading import model_facts
+from pyggml.engine.loading import _transport_notes, model_facts
 from pyggml.engine.measuring import Speed, measured
+from pyggml.engine.prediction import Mode
 from pyggml.engine.slices import WHOLE
+from pyggml.peers import PairProof
+from pyggml.transport import Span, TransportReport, TransportRow
 
 SMALL: dict[str, Any] = {"threads": 1, "ctx": 1024, "parallel": 2}
 
@@ -355,3 +359,28 @@ def test_the_hosts_memory_is_what_linux_and_the_control_groups_leave(
     contents: dict[str, str], expected: int | None, tmp_path: Path
 ) -> None:
     assert available_bytes(files(tmp_path, contents)) == expected
+
+
+def test_cards_that_sum_through_host_memory_are_named() -> None:
+    model = facts(llama_8b())
+    vulkan = [replace(d, name=d.name.replace("cuda", "vulkan")) for d in gpus(2)]
+    words = "sums go through host memory, since vulkan:0, vulkan:1 cannot reach other cards; one device may be faster"
+    assert words in arranged(model, vulkan, tp=2).notes
+    for devices, options in ((gpus(2), {"tp": 2}), (vulkan, {"layer_split": 2}), (vulkan[:1], {})):
+        assert not [note for note in arranged(model, devices, **options).notes if "host memory" in note]
+
+
+def test_what_was_found_about_pairs_of_cards_is_told() -> None:
+    wrong = "copies of 64 bytes: 64 bytes are wrong, the first at 0"
+    pairs = [PairProof(0, 1, wrong, True, True), PairProof(1, 0, wrong, True, True)]
+    rows = [TransportRow("push", reason="a pair lies"), TransportRow("nccl-shm", passed=True)]
+    report = TransportReport(rows, pairs, [Span("nccl-shm", 0, 2**63 - 1)])
+    group: Any = SimpleNamespace(transports=report, reduce_dtype="bf16")
+    assert _transport_notes(group, Mode.TENSOR) == [
+        f"rank 0 to rank 1: {wrong} (found earlier; doctor --retest tries again)",
+        f"rank 1 to rank 0: {wrong} (found earlier; doctor --retest tries again)",
+        "peer copies deliver in 0 of 2 directions, found earlier",
+        "push is not used: a pair lies",
+        "sums over ranks go through: nccl-shm",
+        "sums of 262144 numbers and more travel as bf16",
+    ]

@@ -191,6 +191,7 @@ def test_both_places_of_excluding_options_are_named(
         ("bench", "{model}"),
         ("eval", "logits", "{model}", "--tokens", "1", "--out", "{folder}/l.npy"),
         ("plan", "{model}", "--no-measure"),
+        ("serve", "{model}", "--port", "0"),
     ],
     ids=lambda command: command[0],
 )
