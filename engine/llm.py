@@ -134,7 +134,7 @@ class LLM(Sending):
         """The files of this model in this layout; the rows of another never fit."""
         assert self._loaded is not None, "the ranks are there"
         ranks = self._loaded.ranks
-        identity = file_identity(self.model.file.paths, RankRows.layout(ranks))
+        identity = file_identity(self.model.file.paths, RankRows.layout(ranks), ranks.reduce_dtype)
         row_bytes = [n for rank in ranks.ranks for n in rank.cache.row_bytes()]
         try:
             return PrefixStore(folder, identity, row_bytes, max_bytes)

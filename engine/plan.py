@@ -92,7 +92,7 @@ class Plan:
             rank.backend,
             number,
             len(ranks.ranks),
-            reduce_dtype="f32" if ranks.group is None else ranks.group.reduce_dtype,
+            reduce_dtype=ranks.reduce_dtype,
             max_nodes=max_nodes,
             allocator=rank.allocator,
             feeds=self.feeds,

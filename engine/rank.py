@@ -46,6 +46,11 @@ class Ranks:
     may_replay: bool = True
 
     @property
+    def reduce_dtype(self) -> str:
+        """What large sums over the ranks travel as."""
+        return "f32" if self.group is None else self.group.reduce_dtype
+
+    @property
     def is_mixed(self) -> bool:
         """Whether ranks that cut layers among them compute with different kernels."""
         return not self.is_split_by_layer and len({rank.kernels for rank in self.ranks}) > 1
