@@ -6,6 +6,7 @@ from .chat_format import ChatFormat
 from .chat_prompt import ChatPrompt
 from .errors import (
     ConfigError,
+    DeviceLost,
     EngineError,
     GenerationError,
     MissingTensor,
@@ -36,6 +37,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "Delta",
+    "DeviceLost",
     "EngineError",
     "EngineStatus",
     "FinishReason",

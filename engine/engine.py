@@ -2,11 +2,14 @@
 
 The thread owns scheduler, runner and every running request; other threads reach it through
 submit(), abort() and call() only. A step that fails ends its batch's requests with an error and the
-engine goes on; a fault of the engine itself ends all of them and refuses new ones.
+engine goes on. A fault that breaks the ranks ends all requests that have slots, and the ranks are built
+anew for those that wait, at most 3 times in 5 minutes. Where that fails, or the engine itself, all
+requests end and new ones are refused.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,11 +21,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from .batch import Batch, Phase, Row
-from .errors import EngineError, GenerationError, QueueFull
+from .errors import DeviceLost, EngineError, GenerationError, QueueFull
 from .logits import Logits
 from .request import FinishReason, Request
 from .sampler import Sampled, sample
 from .scheduler import Scheduler
+
+LOG = logging.getLogger("pyggml.engine")
+# A fault that comes more often than this will not be cured by another attempt.
+MAX_REBUILDS = 3
+REBUILD_S = 300.0
 
 T = TypeVar("T")
 
@@ -70,15 +78,21 @@ class Engine:
         scheduler: Scheduler,
         runner: BatchRunner,
         dispose: Callable[[], None] = lambda: None,
+        rebuild: Callable[[], None] | None = None,
         *,
         max_queued: int | None = None,
     ) -> None:
-        self._dispose = dispose
+        self._dispose, self._rebuild = dispose, rebuild
+        self._rebuilt_s: deque[float] = deque(maxlen=MAX_REBUILDS)
+        self.is_rebuilding = False
+        self.n_rebuilds = 0
+        self.last_fault: str | None = None
         self.max_queued = max_queued
         self.counts = EngineCounts()
         self.scheduler = scheduler
         self.runner = runner
         self._open: set[Request] = set()
+        self._timed: set[Request] = set()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
@@ -139,6 +153,7 @@ class Engine:
         return future.result()
 
     def _take(self, requests: Sequence[Request]) -> None:
+        self._timed.update(request for request in requests if request.deadline_s is not None)
         for request in requests:
             if request.max_new == 0 and request.reader is None:
                 request.finish(FinishReason.LENGTH)
@@ -152,6 +167,8 @@ class Engine:
             self._wake.notify()
 
     def _check_running(self) -> None:
+        if isinstance(self._fault, DeviceLost):
+            raise DeviceLost(f"the engine failed: {self._fault}")
         if self._is_closing:
             raise EngineError(f"the engine failed: {self._fault}" if self._fault else "the engine is closed")
 
@@ -186,9 +203,9 @@ class Engine:
 
     def _end_late(self) -> None:
         """End requests whose time is over, running or queued."""
-        now = time.perf_counter()
-        for request in self.scheduler.requests():
-            if request.deadline_s is not None and now >= request.deadline_s:
+        now = time.perf_counter() if self._timed else 0.0
+        for request in list(self._timed):
+            if now >= (request.deadline_s or 0.0):
                 request.finish(FinishReason.TIME)
 
     def step(self) -> None:
@@ -206,7 +223,7 @@ class Engine:
         except Exception as error:
             self._fail(batch, error)
             if self.runner.is_broken:
-                raise
+                self._begin_anew(error)
             return
         self.counts.add(batch)
         for row, sampled in zip(rows, chosen):
@@ -233,12 +250,33 @@ class Engine:
         for row in batch.rows:
             row.request.finish(FinishReason.ERROR, error=_failure(error))
 
+    def _begin_anew(self, error: Exception) -> None:
+        """Build the ranks again after a fault that broke them. Raises DeviceLost where that cannot be."""
+        self.last_fault = str(error)
+        LOG.error("the ranks failed and are built again: %s", error)
+        for request in list(self.scheduler.running.values()):
+            request.finish(FinishReason.ERROR, error=_failure(error))
+        now = time.monotonic()
+        if self._rebuild is None or (len(self._rebuilt_s) == MAX_REBUILDS and now - self._rebuilt_s[0] < REBUILD_S):
+            raise DeviceLost(f"{error} (after {self.n_rebuilds} times that the ranks were built again)") from error
+        self._rebuilt_s.append(now)
+        self.is_rebuilding = True
+        try:
+            self._rebuild()
+        except Exception as failure:
+            raise DeviceLost(f"{error}; and the ranks could not be built again: {failure}") from failure
+        finally:
+            self.is_rebuilding = False
+        self.scheduler.cache.forget_slots()
+        self.n_rebuilds += 1
+
     def _leave(self, request: Request) -> None:
         """Free what a request had, before its last event is sent."""
         if request.has_failed and request.slot is not None:
             self.runner.forget(request.slot)  # what a failed step wrote there may not be finite
         self.scheduler.release(request, keep=not request.has_failed)
         self._open.discard(request)
+        self._timed.discard(request)
 
     def close(self) -> None:
         """Abort what is running, end the thread, close the runner. Closing twice is allowed."""

@@ -8,6 +8,7 @@ PyggmlError
     │   ├── UnsupportedTokenizer
     │   ├── UnsupportedValue       a metadata value that the family does not know
     │   └── MissingTensor
+    ├── DeviceLost                 a device is gone for this process; nothing will run any more
     ├── PlanError                  no graph can be planned for a shape on a device
     ├── RequestError               this request is wrong; others are not concerned
     │   ├── PromptTooLong
@@ -51,6 +52,10 @@ class MissingTensor(ModelError):
 
 class PlanError(EngineError):
     """No graph can be planned for this shape on this device."""
+
+
+class DeviceLost(EngineError):
+    """A device failed and could not be used again; nothing will run in this process any more."""
 
 
 class RequestError(EngineError, ValueError):

@@ -121,12 +121,20 @@ class LLM(Sending):
         self._scheduler = Scheduler(PrefixCache(parallel, rows, is_on=prefix_cache), self._runner.limits, parallel)
         loaded, opened = self._loaded, self.model
 
+        runner = self._runner
+
         def dispose() -> None:  # names what it frees, so that a dropped LLM is not kept by its engine
             rows.close()
             loaded.close()
             opened.close()
 
-        self._engine = Engine(self._scheduler, self._runner, dispose, max_queued=max_queued)
+        def rebuild() -> None:
+            runner.close()
+            loaded.rebuild()
+            runner.use(loaded.ranks)
+            rows.use(loaded.ranks)
+
+        self._engine = Engine(self._scheduler, runner, dispose, rebuild, max_queued=max_queued)
         self.probe = Probe(self.model, loaded, self._runner, self._engine, threads)
         self._is_closed = False
 

@@ -36,9 +36,19 @@ class LoadedModel:
         self._ranks: list[Rank] = []
         self._backends: list[gg.Backend] = []
         self._group: gg.Group | None = None
+        self._model = model
         self._arranged = arranged = _arranged(model, options)
         self.n_ctx = arranged.n_ctx
-        deal = arranged.deal
+        self._begin(progress)
+
+    def rebuild(self) -> None:
+        """Begin anew with the same arrangement after a fault closed the group of ranks; what it held is lost."""
+        self.close()
+        self._ranks, self._backends, self._group = [], [], None
+        self._begin(None)
+
+    def _begin(self, progress: Progress | None) -> None:
+        model, arranged, deal = self._model, self._arranged, self._arranged.deal
         parts = [_parts(model, arranged, i) for i in range(len(deal.demands))]
         self._replicated_bytes = [0 if deal.cuts is None else _whole_bytes(of_rank) for of_rank in parts]
         try:
@@ -51,7 +61,7 @@ class LoadedModel:
             self.close()
             raise
         by_layer = len(self._ranks) > 1 and deal.mode is Mode.LAYER
-        self.ranks = Ranks(tuple(self._ranks), self._group, by_layer, options.cuda_graphs)
+        self.ranks = Ranks(tuple(self._ranks), self._group, by_layer, arranged.options.cuda_graphs)
 
     def _open(self, devices: Sequence[gg.Device]) -> None:
         options = self._arranged.options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .engine import Engine
+from .errors import DeviceLost
 from .loading import LoadedModel
 from .request import Request
 from .runner import Runner
@@ -18,10 +19,11 @@ def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: b
     running = dict(scheduler.running)
     n_open = engine.n_open
     fault = engine.fault
+    is_unsteady = is_closed or fault is not None or engine.is_rebuilding
     return EngineStatus(
-        state="failed" if fault else "closed" if is_closed else "ready",
-        fault=None if fault is None else str(fault),
-        is_device_lost=fault is not None,
+        state="failed" if fault else "closed" if is_closed else "rebuilding" if engine.is_rebuilding else "ready",
+        fault=engine.last_fault if fault is None else str(fault),
+        is_device_lost=isinstance(fault, DeviceLost),
         n_ctx=loaded.n_ctx,
         n_open=n_open,
         n_running=len(running),
@@ -30,18 +32,18 @@ def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: b
         n_tokens_in_flight=sum(request.n_past for request in running.values()),
         slots=tuple(_slot(scheduler, s, running.get(s)) for s in range(scheduler.n_slots)),
         prefix=_prefix(scheduler),
-        ranks=() if is_closed else loaded.placements,
-        transports=loaded.transports,
+        ranks=() if is_unsteady else loaded.placements,
+        transports=() if is_unsteady else loaded.transports,
         n_steps=stats.n_steps,
         n_prefill_steps=counts.n_prefill_steps,
         n_decode_steps=counts.n_decode_steps,
         n_prompt_tokens=counts.n_prompt_tokens,
         n_generated_tokens=counts.n_generated_tokens,
         n_plans_built=stats.n_plans_built,
-        n_rebuilds=0,
+        n_rebuilds=engine.n_rebuilds,
         native_s=stats.native_s,
         plan_s=stats.plan_s,
-        n_reduces=0 if is_closed else loaded.n_reduces,
+        n_reduces=0 if is_unsteady else loaded.n_reduces,
         reduce_s=None,
     )
 

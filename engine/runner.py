@@ -91,13 +91,18 @@ class Runner:
         self.hp = hp
         self.max_chunk = max_chunk
         self.stats = RunnerStats()
-        self._ranks = ranks
-        self._cache = ranks.cache
         self._family = family
-        self._embed = host_rows(rank.weights for rank in ranks.ranks)
-        self._computes_on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
         self._kept: set[PlanShape] = set()
+        self.use(ranks)
+
+    def use(self, ranks: Ranks) -> None:
+        """Run on these ranks from now on."""
+        self.close()
+        self._ranks = ranks
+        self._cache = ranks.cache
+        self._embed = host_rows(rank.weights for rank in ranks.ranks)
+        self._computes_on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
         self._reserve()
 
     def _reserve(self) -> None:

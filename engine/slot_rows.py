@@ -13,8 +13,12 @@ class RankRows:
     """The caches of all ranks, with a store of files or none. Engine thread only, between steps."""
 
     def __init__(self, ranks: Ranks, store: PrefixStore | None = None) -> None:
-        self._caches = [rank.cache for rank in ranks.ranks]
         self._store = store
+        self.use(ranks)
+
+    def use(self, ranks: Ranks) -> None:
+        """Move rows of these ranks from now on."""
+        self._caches = [rank.cache for rank in ranks.ranks]
 
     def copy(self, source: int, slot: int, start: int, stop: int) -> None:
         """Copy rows from one slot to another, on each device."""

@@ -24,7 +24,7 @@ swiglu swiglu_oai tanh top_candidates top_k view
 """.split()
 
 ENGINE = """
-ChatFormat ChatPrompt Completion ConfigError Delta EngineError EngineStatus FinishReason GenerationError LLM
+ChatFormat ChatPrompt Completion ConfigError Delta DeviceLost EngineError EngineStatus FinishReason GenerationError LLM
 MissingTensor Model ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError SamplingParams
 SlotStatus Stats Stream Submission TemplateError TokenLogprob ToolCall ToolCallDelta UnsupportedArchitecture
 UnsupportedTokenizer UnsupportedValue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from stored_logits import PROMPT
 
 import pyggml as gg
-from pyggml.engine import LLM, ConfigError, EngineError, GenerationError, weights
+from pyggml.engine import LLM, ConfigError, DeviceLost, GenerationError, weights
+from pyggml.engine.engine import MAX_REBUILDS
 from pyggml.engine.forward import Forward
 from pyggml.engine.rank import Rank
 
@@ -194,11 +196,14 @@ def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: 
 
 
 @pytest.mark.parametrize("mode", [{"tp": 2}, {"layer_split": 2}])
-def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(
+def test_a_fault_of_a_rank_ends_its_requests_and_the_next_run_on_ranks_built_anew(
     mode: dict[str, int], tiny: Callable[..., Path]
 ) -> None:
-    with LLM(tiny("llama"), device="cpu,cpu", **F32, **mode) as llm:
-        stream = llm.generate(["abc"], temperature=0, ignore_eos=True, max_tokens=200, stream=True)
+    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    with LLM(tiny("llama"), device="cpu,cpu", **(F32 | mode | {"parallel": 1})) as llm:
+        before = llm.generate("abc", max_tokens=9, **asked).ids
+        stream = llm.generate(["abc"], max_tokens=200, stream=True, **asked)
+        waiting = llm.generate(["abc"], max_tokens=9, stream=True, **asked)
         next(stream)
         group = llm._loaded.ranks.group
         assert group is not None
@@ -206,7 +211,40 @@ def test_a_fault_of_a_rank_ends_its_requests_and_nothing_hangs(
         with pytest.raises(GenerationError, match="planted"):
             for _ in stream:
                 pass
-        with pytest.raises(EngineError, match="planted"):
+        assert tuple(id for delta in waiting for id in delta.ids) == before
+        assert llm.generate("abc", max_tokens=9, **asked).ids == before
+        status = llm.status()
+        assert (status.state, status.n_rebuilds, status.n_open) == ("ready", 1, 0)
+        assert status.fault is not None and "planted" in status.fault
+    assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
+
+
+def plant_a_fault(llm: LLM) -> None:
+    group = llm._loaded.ranks.group
+    assert group is not None
+    group.fail("planted", rank=1)
+    with pytest.raises(GenerationError, match="planted"):
+        llm.generate("abc", max_tokens=4)
+
+
+@pytest.mark.parametrize("can_rebuild", [False, True])
+def test_ranks_that_cannot_be_built_again_or_fail_again_and_again_are_lost(
+    can_rebuild: bool, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(tiny("llama"), device="cpu,cpu", **F32, tp=2) as llm:
+        if can_rebuild:
+            for _ in range(MAX_REBUILDS):
+                plant_a_fault(llm)
+                llm._engine.call(lambda: None)
+        else:
+            monkeypatch.setattr(llm._loaded, "_open", lambda devices: 1 / 0)
+        plant_a_fault(llm)
+        for _ in range(600):
+            if llm.status().state == "failed":
+                break
+            time.sleep(0.05)
+        assert llm.status().is_device_lost
+        with pytest.raises(DeviceLost, match="planted"):
             llm.generate("abc", max_tokens=4)
     assert not [t for t in threading.enumerate() if t.name.startswith("pyggml-rank")]
 
