@@ -58,8 +58,9 @@ class ChatFormat:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.template = template
         layout = layout_of(template.source_for_tools)
-        # What a template never explains the model is told in Hermes's words.
-        self.layout = layout if self._knows_tools else replace(layout, styles=(HERMES,))
+        if not self._knows_tools:  # the model is told in Hermes's words, and may all the same write as it learnt
+            layout = replace(layout, styles=tuple(dict.fromkeys((HERMES, *layout.styles))))
+        self.layout = layout
         self._tokenizer = tokenizer
 
     @classmethod

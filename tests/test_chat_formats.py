@@ -17,7 +17,7 @@ import pytest
 from chat_formats import ADD, TOOLS, WEATHER, Read, answer_in, format_of, random_answer, read, tools
 
 from pyggml.engine import SamplingParams
-from pyggml.engine.chat_format import ChatFormat, Opening
+from pyggml.engine.chat_format import ChatFormat, Opening, texts_in
 from pyggml.engine.grammar_compiler import GrammarCompiler
 
 QUESTION = {"role": "user", "content": "Who knows?"}
@@ -228,3 +228,39 @@ def test_what_the_grammar_allows_is_read_as_calls_that_validate(path: Path, kind
     assert n_finished, form.grammar
 
 
+
+
+def distinct_formats() -> list[Path]:
+    """One template for each layout."""
+    found: dict[str, Path] = {}
+    for path in PATHS:
+        found.setdefault(repr(format_of(path).layout), path)
+    return list(found.values())
+
+
+JUNK = [
+    '{"name": "get_weather", "arguments": {"city": "x"}}', '{"city": "Ł"}', "get_weather", "add", '"', "{", "}", "[",
+    "]", ",", ":", " ", "\n", "text ", '"name"', "a", "1", "<", ">", "</", "\\", "city", "true", "functions.add:0",
+    "=", "(", ")", "'", "call:add{a:1,b:2}", "add(a=1, b=2)", "🎉",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", distinct_formats(), ids=lambda path: path.stem)
+def test_odd_texts_are_read_the_same_however_they_are_cut(path: Path) -> None:
+    format = format_of(path)
+    marks = [mark for text in texts_in(format.layout) if text for mark in {text, text.partition("{")[0]} if mark]
+    dice = random.Random(3)
+    prompt, sound = rendered(format, path, ONE)
+    for k in range(120):
+        if k % 2:
+            text = "".join(dice.choice(marks if dice.random() < 0.45 else JUNK) for _ in range(dice.randrange(1, 14)))
+        else:  # a sound text with a stretch gone, and something odd in its place
+            start = dice.randrange(len(sound) + 1)
+            text = sound[:start] + dice.choice([*JUNK, *marks]) + sound[start + dice.randrange(12) :]
+        opening = Opening(is_open=bool(format.layout.closes) and dice.random() < 0.3)
+        at = dice.randrange(len(text) + 1)
+        for offered in (tools(), ()):
+            parsers = [format.parser(opening, offered) for _ in range(3)]
+            cuts = ([text], list(text), [text[:at], text[at:]])
+            found = {read(parser, pieces) for parser, pieces in zip(parsers, cuts) if parser is not None}
+            assert len(found) <= 1, (text, found)

@@ -104,8 +104,10 @@ class Channels:
 
     def lark_final(self, g: LarkText, form: str) -> str:
         """The grammar of an answer whose content has this form."""
-        head = f" to={self.to_user}{self.header_end}" if self.to_self else "<|channel|>final<|message|>"
-        return f"({self._lark_thought(g)})* {g.literal(head)} {form}"
+        heads = ["<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"]
+        if self.to_self:
+            heads = [f" to={self.to_user}{self.header_end}"]
+        return f"({self._lark_thought(g)})* {g.choice(map(g.literal, heads))} {form}"
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str | None:
         return None
