@@ -17,6 +17,7 @@ from .refusals import refuse
 
 def asked_chat(front: Front, request: web.Request, asked: ChatRequest) -> Generate:
     """The engine's part of a chat request. Raises BadRequest for what makes no sense or is not supported."""
+    front.check_chat()
     refuse(asked, REFUSED)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")

@@ -18,7 +18,7 @@ from .answer import Answer
 from .api_keys import Key, KeyRing
 from .body import decoded, read_body
 from .engine_link import EngineLink, State
-from .errors import NotFound, TooMany
+from .errors import BadRequest, NotFound, TooMany
 from .messages import Generate
 from .options import ServerOptions
 from .response_store import ResponseStore
@@ -57,6 +57,15 @@ class Front:
             f"the model {asked[:100]!r} is not served here; served: {', '.join(self.names)}",
             param="model", code="model_not_found",
         )  # fmt: skip
+
+    def check_chat(self) -> None:
+        """Raise BadRequest where the model cannot chat."""
+        if self.link.facts and not self.link.facts["has_chat_template"]:
+            raise BadRequest(
+                f"{self.names[0]} has no chat template (a base model): start the server with --chat-template FILE, "
+                "or use /v1/completions",
+                code="no_chat_template",
+            )
 
     def sampling(self, request: web.Request, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The sampling of a request under the caps of its key."""

@@ -17,6 +17,7 @@ def asked_response(
     front: Front, request: web.Request, asked: ResponsesRequest, messages: list[dict[str, Any]]
 ) -> Generate:
     """The engine's part of the request. Raises BadRequest."""
+    front.check_chat()
     sampling = front.sampling(request, asked.chosen(front.options.sampling, front.options.max_tokens))
     if asked.wants_logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0

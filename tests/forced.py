@@ -151,18 +151,18 @@ def distinct_pieces(text: str) -> list[str]:
 
 
 def write_bag(
-    path: str | Path, *, vocab: Vocabulary | None = None, scale: float = 1.0, n_ctx: int = 4096
+    path: str | Path, *, vocab: Vocabulary | None = None, scale: float = 1.0, n_layer: int = 1, n_ctx: int = 4096
 ) -> Path:
     """Write the bag model (M2): logits are `bag_logits` of the visible tokens, 0 for a token that is not visible.
 
-    One layer, no positions: queries and keys are zero, so attention is the plain mean of the visible one-hots.
+    One layer works, further ones add nothing; no positions: queries and keys are zero, so attention is the plain mean of the visible one-hots.
     """
     path = Path(path)
     vocab = vocab or vocabulary(512)
     n_vocab = len(vocab.tokens)
     n_embd = padded_width(n_vocab)
     n_head = n_embd // HEAD_DIM
-    s = Shape(1, n_embd, n_head, n_head, HEAD_DIM, 32, n_vocab, n_ctx)
+    s = Shape(n_layer, n_embd, n_head, n_head, HEAD_DIM, 32, n_vocab, n_ctx)
     one_hot_after_norm = (1 / n_embd + NORM_EPS) ** -0.5
     weights = {
         "blk.0.attn_v": np.eye(n_embd),

@@ -61,7 +61,11 @@ class ServerProcess:
         self._reader.start()
         self.port = 0
         if waits:
-            self.scheme, self.host, port = self.wait_for(LISTENING).groups()
+            try:
+                self.scheme, self.host, port = self.wait_for(LISTENING).groups()
+            except BaseException:
+                self.__exit__()
+                raise
             self.port = int(port)
 
     def _read(self) -> None:
@@ -75,7 +79,10 @@ class ServerProcess:
         """The next line of standard error that matches."""
         deadline = time.monotonic() + HANG_S
         while True:
-            line = self._fresh.get(timeout=max(0.01, deadline - time.monotonic()))
+            try:
+                line = self._fresh.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{pattern!r} did not come: {self.lines}") from None
             if line is None:
                 raise AssertionError(f"the server ended before {pattern!r}: {self.lines}")
             if (match := re.search(pattern, line)) is not None:
