@@ -155,7 +155,8 @@ def write_bag(
 ) -> Path:
     """Write the bag model (M2): logits are `bag_logits` of the visible tokens, 0 for a token that is not visible.
 
-    One layer works, further ones add nothing; no positions: queries and keys are zero, so attention is the plain mean of the visible one-hots.
+    One layer works, further ones add nothing. No positions: queries and keys are zero, so attention is the plain mean
+    of the visible one-hots.
     """
     path = Path(path)
     vocab = vocab or vocabulary(512)

@@ -64,7 +64,8 @@ def smol(serve: Serve, smollm2: Path) -> ServerProcess:
 
 @pytest.fixture
 def bag(serve: Serve) -> ServerProcess:
-    return serve("bag", lambda path: write_bag(path, n_layer=2), "--ctx", 4096, "--cache-type-k", "f32", "--cache-type-v", "f32")
+    options = ("--ctx", 4096, "--cache-type-k", "f32", "--cache-type-v", "f32")
+    return serve("bag", lambda path: write_bag(path, n_layer=2), *options)
 
 
 @pytest.fixture
