@@ -17,27 +17,24 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, overload
 
-from .batch_size import open_runner
 from .chat_format import ChatFormat
 from .chat_prompt import ChatPrompt
 from .chat_template import ChatTemplate
 from .engine import Engine
-from .errors import ConfigError, TemplateError
+from .errors import TemplateError
 from .grammar_compiler import GrammarCompiler
 from .intake import Intake, Prompt
 from .load_options import LoadOptions
-from .loading import LoadedModel
 from .model import Model
 from .observation import observe
 from .placement import Placements
 from .prefix_cache import PrefixCache
-from .prefix_store import PrefixStore, file_identity
 from .probe import Probe
+from .rig import Rig
 from .runner import RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sending import Sending
-from .slot_rows import RankRows
 from .status import EngineStatus
 from .stream import Completion, Stream
 from .weights import Progress
@@ -103,51 +100,24 @@ class LLM(Sending):
             transport=transport, reduce_dtype=reduce_dtype, cuda_graphs=cuda_graphs,
         )  # fmt: skip
         self._is_closed = True
-        self._loaded: LoadedModel | None = None
         self.model = model if isinstance(model, Model) else Model(model)
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
-            self._loaded = LoadedModel(self.model, options, progress)
-            self._runner = open_runner(self._loaded.ranks, self.model.hparams, self.model.family, batch)
-            keeps = prefix_cache and prefix_cache_dir is not None
-            store = self._prefix_store(str(prefix_cache_dir), prefix_cache_bytes) if keeps else None
-            rows = RankRows(self._loaded.ranks, store)
+            folder = prefix_cache_dir if prefix_cache else None
+            rig = Rig(self.model, options, progress, prefix_dir=folder, prefix_bytes=prefix_cache_bytes)
         except BaseException:
-            self._free()
+            self.model.close()
             raise
+        self._loaded, self._runner = rig.loaded, rig.runner
         self.n_ctx = self._loaded.n_ctx
         grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
         self._intake = Intake(self.model, self.n_ctx, grammars)
-        self._scheduler = Scheduler(PrefixCache(parallel, rows, is_on=prefix_cache), self._runner.limits, parallel)
-        loaded, opened = self._loaded, self.model
-
-        runner = self._runner
-
-        def dispose() -> None:  # names what it frees, so that a dropped LLM is not kept by its engine
-            rows.close()
-            loaded.close()
-            opened.close()
-
-        def rebuild() -> None:
-            runner.close()
-            loaded.rebuild()
-            runner.use(loaded.ranks)
-            rows.use(loaded.ranks)
-
-        self._engine = Engine(self._scheduler, runner, dispose, rebuild, max_queued=max_queued)
-        self.probe = Probe(self.model, loaded, self._runner, self._engine, threads)
+        cache = PrefixCache(parallel, rig.rows, is_on=prefix_cache)
+        self._scheduler = Scheduler(cache, self._runner.limits, parallel)
+        # The engine knows the rig but not this object, which may be dropped.
+        self._engine = Engine(self._scheduler, self._runner, rig.close, rig.rebuild, max_queued=max_queued)
+        self.probe = Probe(self.model, self._loaded, self._runner, self._engine, threads)
         self._is_closed = False
-
-    def _prefix_store(self, folder: str | os.PathLike[str], max_bytes: int) -> PrefixStore:
-        """The files of this model in this layout; the rows of another never fit."""
-        assert self._loaded is not None, "the ranks are there"
-        ranks = self._loaded.ranks
-        identity = file_identity(self.model.file.paths, RankRows.layout(ranks), ranks.reduce_dtype)
-        row_bytes = [n for rank in ranks.ranks for n in rank.cache.row_bytes()]
-        try:
-            return PrefixStore(folder, identity, row_bytes, max_bytes)
-        except OSError as error:
-            raise ConfigError(f"prefix-cache-dir {os.fspath(folder)!r} cannot be used: {error}") from error
 
     def _template(self, source: str) -> ChatTemplate | None:
         template = ChatTemplate.from_gguf({"tokenizer.chat_template": source}, self.model.tokenizer)
@@ -160,13 +130,11 @@ class LLM(Sending):
     @property
     def plan(self) -> Placements:
         """What lies where, in bytes."""
-        assert self._loaded is not None, "an open LLM is loaded"
         return Placements(self._loaded.placements)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Why it lies as it does, a line each: the mode, where shares come from, what limits the context."""
-        assert self._loaded is not None, "an open LLM is loaded"
         return self._loaded.notes
 
     @property
@@ -269,7 +237,6 @@ class LLM(Sending):
 
     def status(self) -> EngineStatus:
         """How the engine stands, without waiting for it."""
-        assert self._loaded is not None, "an LLM that was made is loaded"
         return observe(self._engine, self._runner, self._loaded, is_closed=self._is_closed)
 
     def close(self) -> None:
@@ -282,11 +249,6 @@ class LLM(Sending):
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True) and not sys.is_finalizing():
             self.close()
-
-    def _free(self) -> None:
-        if self._loaded is not None:
-            self._loaded.close()
-        self.model.close()
 
     def __enter__(self) -> LLM:
         return self
