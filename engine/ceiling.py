@@ -12,6 +12,7 @@ import numpy as np
 
 import pyggml as gg
 
+from .demand import CacheFacts
 from .model import Model
 from .placement import Placement
 
@@ -31,7 +32,7 @@ def step_bytes(model: Model, n_seq: int, n_kv: int) -> float:
         if name == "token_embd.weight" and "output.weight" in tensors:
             continue
         read += tensor.n_bytes * (chosen if "_exps." in name else 1.0)
-    return read + n_seq * n_kv * hp.n_layer * hp.n_head_kv * (hp.head_dim + hp.head_dim_v) * 2
+    return read + n_seq * n_kv * CacheFacts(n_seq).token_bytes(hp, (0, hp.n_layer), None)
 
 
 @functools.cache

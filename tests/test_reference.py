@@ -10,19 +10,24 @@ from forced import bag_logits, chain_logit, write_bag, write_forced
 from llama import Reference, nmse
 from stored_logits import PROMPT, ROWS, StoredCase, stored_cases
 from tiny import FAMILIES, write_tiny
+from tiny_families import RECIPES, write_family
 
 SAMPLED = [case for arch in FAMILIES for case in stored_cases(arch)[::7]]
+SAMPLED += [stored_cases(arch)[-1] for arch in RECIPES]
 
 
 @pytest.mark.parametrize("case", SAMPLED, ids=lambda case: case.name)
 def test_the_stored_logits_come_out_again(reference: Reference, tmp_path: Path, case: StoredCase) -> None:
-    model = write_tiny(
-        tmp_path / "model.gguf", case.arch, quant=case.quant, variant=case.variant, seed=case.seed
-    )
+    write = write_family if case.arch in RECIPES else write_tiny
+    model = write(tmp_path / "model.gguf", case.arch, quant=case.quant, variant=case.variant, seed=case.seed)
     cache = {"fa": "on" if case.flash else "off", "ctk": case.cache_type, "ctv": case.cache_type}
     rows = ",".join(map(str, ROWS))
-    assert nmse(reference.logits(model, PROMPT, rows=rows, **cache), case.whole) <= case.tolerance
-    assert nmse(reference.logits(model, PROMPT, rows=rows, chunk=1, **cache), case.steps) <= case.tolerance
+    whole, steps = (
+        reference.logits(model, PROMPT, rows=rows, chunk=n, **cache)[:, :: case.step]
+        for n in (len(PROMPT), 1)
+    )
+    assert nmse(whole, case.whole) <= case.tolerance
+    assert nmse(steps, case.steps) <= case.tolerance
 
 
 def test_the_chain_says_what_it_was_given(reference: Reference, tmp_path: Path) -> None:
