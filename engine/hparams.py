@@ -239,6 +239,7 @@ def read_hparams(
     n_layer_nextn = keys.integer("nextn_predict_layers", 0, n_layer_all - 1, default=0)
     n_layer = n_layer_all - n_layer_nextn
     n_expert = keys.integer("expert_count", 0, default=0)
+    n_expert = n_expert if n_expert > 1 else 0  # dense models of Hunyuan say 1
     n_expert_used = keys.integer("expert_used_count", 1, n_expert) if n_expert else 0
     n_ff_exp = keys.integer("expert_feed_forward_length", 0, default=0, by_layer=True)
     if n_expert and n_ff_exp:

@@ -64,8 +64,8 @@ def ranks_of(mode: dict[str, Any]) -> int:
     return int(mode.get("tp") or mode["layer_split"])
 
 
-def row(arch: str, folder: Path) -> list[str]:
-    """A family's line of the table: distances, or why a mode is refused."""
+def row(arch: str, folder: Path, notes: list[str]) -> list[str]:
+    """A family's line of the table: distances, and the number of a note where a shape is refused a mode."""
     plain, quantised = 0.0, 0.0
     apart = dict.fromkeys(MODES, 0.0)
     refused: dict[str, str] = {}
@@ -89,23 +89,35 @@ def row(arch: str, folder: Path) -> list[str]:
                 refused[name] = str(error)
             else:
                 apart[name] = max(apart[name], nmse(logits, right))
-    modes = [
-        f"{apart[name]:.0e}" + ("; " + _short(refused[name]) if name in refused else "") for name in MODES
-    ]
-    return [f"`{arch}`", f"{plain:.0e}", f"{quantised:.0e}", *modes]
+    modes = [shown(apart[name]) + _note(refused.get(name), notes) for name in MODES]
+    return [f"`{arch}`", shown(plain), shown(quantised), *modes]
 
 
-def _short(refusal: str) -> str:
-    return f"some shapes refused ({refusal.split(': ', 1)[-1].split(';')[0]})"
+def shown(distance: float) -> str:
+    """A distance in few characters."""
+    return f"{distance:.0e}" if distance else "0"
+
+
+def _note(refusal: str | None, notes: list[str]) -> str:
+    """The number of the note that says why some shapes are refused."""
+    if refusal is None:
+        return ""
+    reason = refusal.split(": ", 1)[-1].split(";")[0]
+    if reason not in notes:
+        notes.append(reason)
+    return f" [{notes.index(reason) + 1}]"
 
 
 def main() -> None:
     """Print the table."""
     print("| architecture |", " | ".join(COLUMNS), "|")
     print("| --- " * (len(COLUMNS) + 1) + "|")
+    notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for arch in sys.argv[1:] or sorted(MODULES):
-            print("|", " | ".join(row(arch, Path(folder))), "|", flush=True)
+            print("|", " | ".join(row(arch, Path(folder), notes)), "|", flush=True)
+    for number, note in enumerate(notes, 1):
+        print(f"\n[{number}] Refused for some shapes: {note}.")
 
 
 if __name__ == "__main__":

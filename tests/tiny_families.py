@@ -107,7 +107,9 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "granitemoe": _with_odd(
         Recipe(_PLAIN_EXPERTS | _GRANITE), {"expert_shared_feed_forward_length": 96, "attention.scale": None}
     ),
-    "hunyuan-dense": _with_odd(Recipe({"rope.scaling.alpha": 50.0}, has=NORMS_OF_HEADS)),
+    "hunyuan-dense": _with_odd(
+        Recipe({"rope.scaling.alpha": 50.0}, has=NORMS_OF_HEADS), {"expert_count": 1, "expert_used_count": 1}
+    ),
     "phi3": {
         **_with_odd(_PHI, {"rope.scaling.original_context_length": 1024}),
         "plain": Recipe(WINDOW, fused=("ffn_up",)),
