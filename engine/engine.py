@@ -38,7 +38,7 @@ T = TypeVar("T")
 class BatchRunner(Protocol):
     """What the engine needs of a runner; tests give it a fake one."""
 
-    def run(self, batch: Batch) -> np.ndarray | Logits: ...
+    def run(self, batch: Batch, meanwhile: Callable[[], None]) -> np.ndarray | Logits: ...
 
     def forget(self, slot: int) -> None: ...
 
@@ -92,6 +92,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._open: set[Request] = set()
+        self._untold: list[tuple[Request, Sampled]] = []
         self._timed: set[Request] = set()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -180,6 +181,7 @@ class Engine:
                 self._is_closing, self._fault = True, error
         fault = GenerationError(f"the engine failed: {self._fault}") if self._fault else None
         try:
+            self._tell()
             while self._inbox:  # what was posted since is answered too
                 self._inbox.popleft()()
             for request in self.scheduler.requests():
@@ -194,9 +196,12 @@ class Engine:
                 while not self._inbox and not self._is_closing and self.scheduler.is_idle:
                     self._wake.wait()
                 is_closing = self._is_closing
+            if self._inbox:
+                self._tell()  # before anything ends a request
             while self._inbox:
                 self._inbox.popleft()()
             if is_closing:
+                self._tell()
                 return
             self._end_late()
             self.step()
@@ -206,31 +211,47 @@ class Engine:
         now = time.perf_counter() if self._timed else 0.0
         for request in list(self._timed):
             if now >= (request.deadline_s or 0.0):
+                self._tell()
                 request.finish(FinishReason.TIME)
 
     def step(self) -> None:
         """Schedule, run, choose the next tokens, send them."""
         batch = self.scheduler.schedule()
         if batch is None:
+            self._tell()
             return
         try:
             start = time.perf_counter()
-            results = self.runner.run(batch)
+            results = self.runner.run(batch, self._tell)
             self.scheduler.ran(batch, time.perf_counter() - start)
             results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
             chosen = self._choose(rows, results)
         except Exception as error:
+            self._tell()
             self._fail(batch, error)
             if self.runner.is_broken:
                 self._begin_anew(error)
             return
         self.counts.add(batch)
         for row, sampled in zip(rows, chosen):
-            try:
-                row.request.accept(sampled)
-            except Exception as error:  # of what forms the answer: the others go on
-                row.request.finish(FinishReason.ERROR, error=_failure(error))
+            self._form(row.request, row.request.take, sampled)
+
+    def _tell(self) -> None:
+        """Send the texts of the tokens that were taken last; the next step may be running."""
+        untold, self._untold = self._untold, []
+        for request, sampled in untold:
+            self._form(request, request.tell, sampled)
+
+    def _form(self, request: Request, part: Callable[[Sampled], bool | None], sampled: Sampled) -> None:
+        """Do a part of forming a request's answer; what goes wrong there ends this request only."""
+        if request.is_finished:  # while its step was running
+            return
+        try:
+            if part(sampled):
+                self._untold.append((request, sampled))
+        except Exception as error:
+            request.finish(FinishReason.ERROR, error=_failure(error))
 
     def _read(self, batch: Batch, results: np.ndarray | Logits) -> np.ndarray | Logits:
         """Hand the results of all its tokens to a prompt's reader; the rows to choose from are left."""

@@ -158,14 +158,18 @@ class Plan:
             self.graphs[0].step()
 
     def post(self) -> None:
-        """Begin a step of a group behind those in flight."""
-        assert self._group_graph is not None, "only groups have steps in flight"
-        self._group_graph.post()
+        """Begin a step, of a group behind those in flight."""
+        if self._group_graph is not None:
+            self._group_graph.post()
+        else:
+            self.graphs[0].post()
 
     def finish(self) -> None:
         """Wait for all steps in flight."""
-        assert self._group_graph is not None, "only groups have steps in flight"
-        self._group_graph.finish()
+        if self._group_graph is not None:
+            self._group_graph.finish()
+        else:
+            self.graphs[0].finish()
 
     def logits(self) -> np.ndarray | Logits | None:
         """Logits of the last step, [n_out, n_vocab]; the ranks' slices of the vocabulary side by side.

@@ -187,13 +187,28 @@ class Request:
             if self.max_new == 0:
                 self.finish(FinishReason.LENGTH)
 
-    def accept(self, sampled: Sampled) -> None:
-        """Take the next token: send its text, and finish where it ends the answer."""
+    def take(self, sampled: Sampled) -> bool:
+        """Take the next token; whether it is still to be told.
+
+        What may end the answer is told at once, so that a request that is told later goes on.
+        """
         if sampled.error is not None:
             self.finish(FinishReason.ERROR, error=sampled.error)
-            return
+            return False
         self.first_token_s = self.first_token_s or time.perf_counter()
         self.output_ids.append(sampled.id)
+        goes_on = (
+            sampled.id not in self.stop_ids
+            and not self.params.stop
+            and not self.is_complete
+            and len(self.output_ids) < self.max_new
+        )
+        if not goes_on:
+            self.tell(sampled)
+        return goes_on
+
+    def tell(self, sampled: Sampled) -> None:
+        """Send the text of a token that was taken, and finish where it ends the answer."""
         logprobs: tuple[TokenLogprob, ...] = ()
         if sampled.logprob is not None:
             logprobs = (TokenLogprob(sampled.id, sampled.logprob, sampled.top),)

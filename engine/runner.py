@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,6 +93,7 @@ class Runner:
         self.stats = RunnerStats()
         self._family = family
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
+        self._meanwhile: Callable[[], None] = lambda: None
         self._kept: set[PlanShape] = set()
         self.use(ranks)
 
@@ -102,6 +103,8 @@ class Runner:
         self._ranks = ranks
         self._cache = ranks.cache
         self._embed = host_rows(rank.weights for rank in ranks.ranks)
+        # A processor computes on the thread that begins a step.
+        self._works_beside = ranks.group is not None or ranks.ranks[0].backend.device.kind != "cpu"
         self._computes_on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
         self._reserve()
 
@@ -156,11 +159,14 @@ class Runner:
         plan.step()
         return time.perf_counter() - start
 
-    def run(self, batch: Batch) -> np.ndarray | Logits:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> np.ndarray | Logits:
         """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.
 
         A row that is read gives the results of all its tokens.
+
+        `meanwhile` is called once, while the devices work where they do so by themselves.
         """
+        self._meanwhile = meanwhile
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
             slot0, n_seq = self._group(places)
@@ -247,6 +253,7 @@ class Runner:
                 plan.move(shape.slot0, shape.n_kv)
                 plan.fill([piece], out, self._embed)
                 plan.post()
+                self._pause()
             plans[-1].finish()
         except BaseException:
             if not group.closed:
@@ -263,11 +270,22 @@ class Runner:
         plan.move(shape.slot0, shape.n_kv)
         self._ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)
         plan.fill(places, out_rows, self._embed)
+        if not self._works_beside:
+            self._pause()
         start = time.perf_counter()
-        plan.step()
-        self.stats.native_s += time.perf_counter() - start
+        plan.post()
+        posted = time.perf_counter()
+        self._pause()
+        paused = time.perf_counter()
+        plan.finish()
+        self.stats.native_s += time.perf_counter() - paused + posted - start
         self.stats.n_steps += 1
         return self._logits(plan)
+
+    def _pause(self) -> None:
+        """Let the caller do what waits for no device; once a run."""
+        meanwhile, self._meanwhile = self._meanwhile, lambda: None
+        meanwhile()
 
     def _logits(self, plan: Plan) -> np.ndarray | Logits:
         logits = plan.logits()

@@ -143,6 +143,19 @@ class Graph(Definition):
             layout.check(status)
         return self.results
 
+    def post(self) -> None:
+        """Begin a step; finish() ends it. Host work may go on where the device computes by itself."""
+        with self.lock:
+            layout = self.check_fresh()
+            layout.check(layout.start())
+            self._allocator.in_flight = id(self)
+
+    def finish(self) -> Mapping[str, np.ndarray]:
+        """Wait for the step that post() began, and fill the results."""
+        with self.lock:
+            self._read()
+        return self.results
+
     def run(self, **inputs: Any) -> dict[str, np.ndarray]:
         """Set the inputs, compute, return copies of the outputs (float32 for quantised ones).
 
@@ -156,20 +169,22 @@ class Graph(Definition):
     def start(self, **inputs: Any) -> None:
         """Begin a run; wait() ends it. Host work may go on where the device computes by itself."""
         with self.lock:
-            layout = self.check_fresh()
+            self.check_fresh()
             self.fill(inputs)
-            layout.check(layout.start())
-            self._allocator.in_flight = id(self)
+            self.post()
 
     def wait(self) -> dict[str, np.ndarray]:
         """Wait for the run that start() began and return copies of the outputs."""
         with self.lock:
-            self.check_open()
-            if self._layout is None or self._allocator.in_flight != id(self):
-                raise ComputeError("no run of this graph was started")
-            self._allocator.in_flight = None
-            self._layout.read()
+            self._read()
             return self.copy_results()
+
+    def _read(self) -> None:
+        self.check_open()
+        if self._layout is None or self._allocator.in_flight != id(self):
+            raise ComputeError("no run of this graph was started")
+        self._allocator.in_flight = None
+        self._layout.read()
 
     def fill(self, inputs: Mapping[str, Any]) -> None:
         """Copy values into the feeds; every input must be given.

@@ -230,10 +230,10 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_engine(forced: Callable
     with LLM(forced("fine"), **OPEN, parallel=1) as llm:
         run, failures = llm._runner.run, [RuntimeError("planted")]
 
-        def flaky(batch: Any) -> np.ndarray:
+        def flaky(batch: Any, meanwhile: Callable[[], None]) -> Any:
             if failures:
                 raise failures.pop()
-            return run(batch)
+            return run(batch, meanwhile)
 
         llm._runner.run = flaky  # type: ignore[method-assign]
         with pytest.raises(GenerationError, match="planted"):
@@ -245,8 +245,8 @@ def test_not_a_number_ends_only_that_answer(forced: Callable[..., Path]) -> None
     with LLM(forced("fine"), **OPEN, parallel=2) as llm:
         run = llm._runner.run
 
-        def poisoned(batch: Any) -> np.ndarray:
-            logits = run(batch).copy()
+        def poisoned(batch: Any, meanwhile: Callable[[], None]) -> Any:
+            logits = run(batch, meanwhile).copy()
             for row, of in zip(logits, batch.rows):
                 if of.request.index == 0:
                     row[5] = np.nan
@@ -264,8 +264,8 @@ def test_a_slot_that_held_a_fault_is_clean_again(tiny: Callable[..., Path]) -> N
         right = llm.generate([[3, 4, 5]], temperature=0, max_tokens=3, ignore_eos=True)[0].ids
         run, spoils = llm._runner.run, [True]
 
-        def spoiling(batch: Any) -> np.ndarray:
-            logits = run(batch).copy()
+        def spoiling(batch: Any, meanwhile: Callable[[], None]) -> Any:
+            logits = run(batch, meanwhile).copy()
             if spoils:
                 spoils.clear()
                 logits[:] = np.nan

@@ -92,7 +92,8 @@ def advance(scheduler: Scheduler, batch: Batch, token: int = 7, rows: FakeRows |
     scheduler.ran(batch)
     for row in batch.rows:
         if row.wants_logits:
-            row.request.accept(Sampled(token))
+            if row.request.take(Sampled(token)):
+                row.request.tell(Sampled(token))
             if row.request.output_ids and len(row.request.output_ids) >= row.request.max_new:
                 scheduler.release(row.request)
 
