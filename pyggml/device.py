@@ -44,10 +44,21 @@ class Device:
 
     @property
     def memory_free(self) -> int:
-        """Bytes free now, as the driver says."""
+        """Bytes free now, as the device says; a CUDA card is opened for it, which takes some of them."""
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         lib.ggml_backend_dev_memory(self.handle, free, total)
         return int(free[0])
+
+    @property
+    def memory_free_unopened(self) -> int:
+        """Bytes free now, as far as possible without opening the device."""
+        if self.module == "cuda" and self.bus_id and "-v" not in self.bus_id:
+            from .card_memory import free_bytes
+
+            found = free_bytes(self.bus_id)
+            if found is not None:
+                return min(found, self.memory_total)  # of a part of a card the driver tells the whole
+        return self.memory_free
 
     @property
     def uuid(self) -> str | None:
@@ -146,14 +157,30 @@ def devices() -> tuple[Device, ...]:
         module = ffi.string(lib.ggml_backend_reg_name(registry)).decode().lower()
         for index in range(lib.ggml_backend_reg_dev_count(registry)):
             handle = lib.ggml_backend_reg_dev_get(registry, index)
-            props = ffi.new("struct ggml_backend_dev_props *")
-            lib.ggml_backend_dev_get_props(handle, props)
-            description = ffi.string(props.description).decode("utf-8", "replace")
-            bus_id = ffi.string(props.device_id).decode() if props.device_id != ffi.NULL else None
+            description = ffi.string(lib.ggml_backend_dev_description(handle)).decode("utf-8", "replace")
+            bus_id, n_bytes = _card_facts(module, index) or _told_facts(handle)
             name = "cpu" if module == "cpu" else f"{module}:{index}"
-            kind = _kind(props.type, description)
-            found.append(Device(name, description, kind, bus_id, int(props.memory_total), module, handle))
+            kind = _kind(lib.ggml_backend_dev_type(handle), description)
+            found.append(Device(name, description, kind, bus_id, n_bytes, module, handle))
     return tuple(found)
+
+
+def _card_facts(module: str, index: int) -> tuple[str | None, int] | None:
+    if module != "cuda":
+        return None
+    from .card_memory import card_facts  # which needs the folder of modules that is named here
+
+    return card_facts(index)
+
+
+def _told_facts(handle: Any) -> tuple[str | None, int]:
+    """Address and bytes as ggml tells them, which opens a CUDA card."""
+    props = ffi.new("struct ggml_backend_dev_props *")
+    lib.ggml_backend_dev_get_props(handle, props)
+    return (
+        ffi.string(props.device_id).decode() if props.device_id != ffi.NULL else None,
+        int(props.memory_total),
+    )
 
 
 def device(name: str | Device) -> Device:
@@ -201,6 +228,7 @@ def discrete_gpus() -> list[Device]:
 def default_device() -> Device:
     """The device that is used when none is named: the discrete GPU with most free memory, else the CPU.
 
-    Software renderers, integrated GPUs and a card's second interface are never the default.
+    Software renderers, integrated GPUs and a card's second interface are never the default. No CUDA card is
+    opened where the driver tells its memory.
     """
-    return choose_default(devices(), lambda d: d.memory_free)
+    return choose_default(devices(), lambda d: d.memory_free_unopened)

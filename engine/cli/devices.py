@@ -39,7 +39,7 @@ def devices(settings: Settings) -> int:
     rows = []
     for d in everything:
         note = "default" if d.name == default.name else why_not(d, default, everything)
-        total, free = d.memory_total, d.memory_free
+        total, free = d.memory_total, d.memory_free_unopened
         rows.append(
             (
                 d.name,
@@ -74,7 +74,7 @@ def _document(
                 "description": d.description,
                 "bus_id": d.bus_id,
                 "uuid": d.uuid,
-                "memory_free_bytes": d.memory_free,
+                "memory_free_bytes": d.memory_free_unopened,
                 "memory_total_bytes": d.memory_total,
                 "is_default": d.name == default.name,
                 "why_not_default": why_not(d, default, everything) or None,

@@ -27,6 +27,7 @@ typedef struct pgc_graph pgc_graph;
 typedef struct {
     int abi;
     int (*find_card)(const char *bus_id, char *uuid, char *why, size_t why_size);
+    bool (*card_facts)(int card, char *bus_id, size_t bus_id_size, size_t *memory_bytes, char *why, size_t why_size);
     int (*enable_peer)(int card, int peer, char *why, size_t why_size);
     void (*disable_peer)(int card, int peer);
     bool (*copy)(int from, int to, bool by_kernel, const void *sent, void *received, size_t size, double deadline_s, char *why, size_t why_size);

@@ -23,6 +23,7 @@ void *ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char *name
 
 const char *ggml_backend_dev_name(ggml_backend_dev_t device);
 const char *ggml_backend_dev_description(ggml_backend_dev_t device);
+enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
 void ggml_backend_dev_memory(ggml_backend_dev_t device, size_t *free, size_t *total);
 void ggml_backend_dev_get_props(ggml_backend_dev_t device, struct ggml_backend_dev_props *props);
 ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t device);

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 3
+#define PGC_ABI 4
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -25,6 +25,9 @@ typedef struct {
 
     // The card at a PCI address, -1 if there is none; uuid takes 33 characters.
     int (*find_card)(const char * bus_id, char * uuid, char * why, size_t why_size);
+
+    // A card's PCI address and memory; unlike a question for free memory this opens nothing on the card.
+    bool (*card_facts)(int card, char * bus_id, size_t bus_id_size, size_t * memory_bytes, char * why, size_t why_size);
 
     // Lets kernels and copies of `card` reach the memory of `peer`; an enum pgc_peer. One direction.
     int (*enable_peer)(int card, int peer, char * why, size_t why_size);

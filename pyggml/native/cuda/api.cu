@@ -44,7 +44,7 @@ static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
 
 extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void) {
     static const pgc_api api = {
-        PGC_ABI,    find_card,  enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
+        PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
     };
     return &api;

@@ -21,6 +21,17 @@ int find_card(const char * bus_id, char * uuid, char * text, size_t text_size) {
     return card;
 }
 
+bool card_facts(int card, char * bus_id, size_t bus_id_size, size_t * memory_bytes, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    cudaDeviceProp properties;
+    if (!why.passed(cudaDeviceGetPCIBusId(bus_id, static_cast<int>(bus_id_size), card), "cudaDeviceGetPCIBusId") ||
+        !why.passed(cudaGetDeviceProperties(&properties, card), "cudaGetDeviceProperties")) {
+        return false;
+    }
+    *memory_bytes = properties.totalGlobalMem;
+    return true;
+}
+
 int enable_peer(int card, int peer, char * text, size_t text_size) {
     const reason why = {text, text_size};
     int can_access = 0;
