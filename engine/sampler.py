@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pyggml import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
 
+from .choice import Knobs, choose_rows
 from .constraint import Constraint
 from .errors import GenerationError, RequestError
 from .logits import Logits
@@ -175,6 +176,13 @@ class Sampler:
         """The random number in [0, 1) for the next token; greedy sampling uses none."""
         return 0.0 if self.params.is_greedy else self._random.random()
 
+    def knobs(self, n_found: int) -> Knobs:
+        """What chooses among that many candidates, all there are; draws the number for the next token."""
+        params, n_seen = self.params, min(n_found, self.n_candidates)
+        if params.is_greedy:
+            return Knobs(n_seen, 1.0, 0.0, 1.0, 0.0)
+        return Knobs(n_seen, params.top_p, params.min_p, params.temperature, self.draw())
+
     def choose(
         self, ids: npt.NDArray[np.int32], values: FloatRow, logsumexp: float, number: float, is_all: bool
     ) -> int | None:
@@ -233,7 +241,8 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
         if likeliest is not None and all(map(Sampler.allows, samplers, likeliest)):
             return [Sampled(token) for token in likeliest]
         if all(sampler.is_served_by(logits.k) for sampler in samplers):
-            return [_sampled(logits, r, sampler, logits.best) for r, sampler in enumerate(samplers)]
+            settled = _settled(logits.best, samplers, with_banned=False)
+            return [_sampled(logits, r, s, logits.best, token=settled.get(r)) for r, s in enumerate(samplers)]
         logits = logits.rows()
     untouched: dict[int, tuple[FloatRow, Candidates]] = {}
     failed: dict[int, GenerationError] = {}
@@ -259,12 +268,29 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
             wanted[r] = max(wanted[r], sampler.params.logprobs)
             scales[r] = 1.0
     best = top_candidates(logits, wanted, scale=scales)
+    settled = _settled(best, samplers, with_banned=True, failed=failed)
     return [
         Sampled(-1, error=failed[r])
         if r in failed
-        else _sampled(logits, r, sampler, best, untouched.get(r))
+        else _sampled(logits, r, sampler, best, untouched.get(r), token=settled.get(r))
         for r, sampler in enumerate(samplers)
     ]
+
+
+def _settled(
+    best: Candidates, samplers: Sequence[Sampler], *, with_banned: bool, failed: Collection[int] = ()
+) -> dict[int, int]:
+    """The tokens of rows all of whose candidates are known, chosen together; each draws its number."""
+    found = best.found.tolist()
+    rows = [
+        r for r, sampler in enumerate(samplers)
+        if found[r] > 0 and r not in failed and sampler.sees_all(found[r]) and (with_banned or not sampler.has_edits)
+    ]  # fmt: skip
+    if not rows:
+        return {}
+    knobs = [samplers[r].knobs(found[r]) for r in rows]
+    ids, values = (best.ids, best.values) if len(rows) == len(samplers) else (best.ids[rows], best.values[rows])
+    return dict(zip(rows, choose_rows(ids, values, knobs)))
 
 
 def _sampled(
@@ -273,21 +299,17 @@ def _sampled(
     sampler: Sampler,
     best: Candidates,
     untouched: tuple[FloatRow, Candidates] | None = None,
+    *,
+    token: int | None = None,
 ) -> Sampled:
-    """The choice from row r, of which `best` are the candidates; `untouched` is the row before it was edited."""
-    allowed, row = (sampler.without_banned(best, r), 0) if isinstance(logits, Logits) else (best, r)
-    found = int(allowed.found[row])
-    if found < 0:
-        return Sampled(-1, error=_row_error(found))
-    number = sampler.draw()
-    n_seen = min(found, sampler.n_candidates)
-    seen = allowed.ids[row, :n_seen], allowed.values[row, :n_seen]
-    token = sampler.choose(*seen, float(best.logsumexp[r]), number, sampler.sees_all(found))
-    if token is None:
-        assert not isinstance(logits, Logits), "a device serves only what its candidates settle"
-        every = top_candidates(logits[r : r + 1], [0])
-        token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
-        assert token is not None
+    """The choice from row r, of which `best` are the candidates; `untouched` is the row before it was edited.
+
+    `token` is the choice where it was made already.
+    """
+    chosen = _chosen(logits, r, sampler, best) if token is None else token
+    if isinstance(chosen, Sampled):
+        return chosen
+    token = chosen
     try:
         sampler.accept(token)
     except GenerationError as error:
@@ -304,6 +326,24 @@ def _sampled(
     else:
         value = logits.value(r, token) if isinstance(logits, Logits) else float(logits[r, token])
     return Sampled(token, min(0.0, value - total), top)
+
+
+def _chosen(logits: FloatRow | Logits, r: int, sampler: Sampler, best: Candidates) -> int | Sampled:
+    """The token of a row by itself, or why there is none; looks at the whole row where candidates do not settle it."""
+    allowed, row = (sampler.without_banned(best, r), 0) if isinstance(logits, Logits) else (best, r)
+    found = int(allowed.found[row])
+    if found < 0:
+        return Sampled(-1, error=_row_error(found))
+    number = sampler.draw()
+    n_seen = min(found, sampler.n_candidates)
+    seen = allowed.ids[row, :n_seen], allowed.values[row, :n_seen]
+    token = sampler.choose(*seen, float(best.logsumexp[r]), number, sampler.sees_all(found))
+    if token is None:
+        assert not isinstance(logits, Logits), "a device serves only what its candidates settle"
+        every = top_candidates(logits[r : r + 1], [0])
+        token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
+        assert token is not None
+    return token
 
 
 def _row_error(found: int) -> GenerationError:
