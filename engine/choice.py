@@ -12,6 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import HAS_NAN, NONE_LEFT
+
+from .errors import GenerationError
+
 
 class Knobs(NamedTuple):
     """What decides one row: the candidates that it sees, the filters, and the random number in [0, 1)."""
@@ -48,3 +52,11 @@ def choose_rows(ids: npt.NDArray[np.int32], values: npt.NDArray[np.float32], kno
     at = np.minimum(chosen, n_keep - 1)
     tokens: list[int] = np.take_along_axis(ids, at[:, None], axis=1)[:, 0].tolist()
     return tokens
+
+
+def row_error(found: int) -> GenerationError:
+    """Why no token can be chosen from a row, by what was found in it."""
+    if found == NONE_LEFT:
+        return GenerationError("no token is left to choose: bias, bans or the grammar forbid the whole vocabulary")
+    kind = "a NaN" if found == HAS_NAN else "an infinite value"
+    return GenerationError(f"the model's logits hold {kind}: its computation went wrong, so this answer ends here")

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyggml import HAS_NAN, NONE_LEFT, Candidates, mask_disallowed, top_candidates
+from pyggml import NONE_LEFT, Candidates, mask_disallowed, top_candidates
 
-from .choice import Knobs, choose_rows
+from .choice import Knobs, choose_rows, row_error
 from .constraint import Constraint
 from .errors import GenerationError, RequestError
 from .logits import Logits
@@ -333,7 +333,7 @@ def _chosen(logits: FloatRow | Logits, r: int, sampler: Sampler, best: Candidate
     allowed, row = (sampler.without_banned(best, r), 0) if isinstance(logits, Logits) else (best, r)
     found = int(allowed.found[row])
     if found < 0:
-        return Sampled(-1, error=_row_error(found))
+        return Sampled(-1, error=row_error(found))
     number = sampler.draw()
     n_seen = min(found, sampler.n_candidates)
     seen = allowed.ids[row, :n_seen], allowed.values[row, :n_seen]
@@ -344,10 +344,3 @@ def _chosen(logits: FloatRow | Logits, r: int, sampler: Sampler, best: Candidate
         token = sampler.choose(every.ids[0, : every.found[0]], every.values[0, : every.found[0]], 0.0, number, True)
         assert token is not None
     return token
-
-
-def _row_error(found: int) -> GenerationError:
-    if found == NONE_LEFT:
-        return GenerationError("no token is left to choose: bias, bans or the grammar forbid the whole vocabulary")
-    kind = "a NaN" if found == HAS_NAN else "an infinite value"
-    return GenerationError(f"the model's logits hold {kind}: its computation went wrong, so this answer ends here")
