@@ -83,7 +83,7 @@ setup(
     distclass=NativeDistribution,
     packages=list(layout.packages(ROOT)),
     package_dir=layout.packages(ROOT),
-    package_data={"": ["py.typed"]},
+    package_data={"": ["py.typed"], "pyggml.server": ["page/*"]},
     include_package_data=False,
     cmdclass={"build_py": BuildPackages, "bdist_wheel": Wheel, "editable_wheel": EditableWheel},
 )

@@ -11,6 +11,7 @@ from .cross_origin import CrossOrigin
 from .engine_metrics import engine_metrics
 from .front import Front
 from .gate import Gate
+from .page_handler import page_routes
 from .route import Route
 from .routes import make_routes
 
@@ -29,7 +30,7 @@ def make_app(front: Front) -> web.Application:
     gate = Gate(front, CrossOrigin(front.options.cors))
     app = web.Application(middlewares=[gate.handle], client_max_size=front.options.max_body_bytes)
     app.on_response_prepare.append(gate.mark)
-    for route in make_routes(version()):
+    for route in (*make_routes(version()), *page_routes(front.options.webui)):
         for path in (route.path, *route.aliases):
             resource = app.router.add_resource(path)
             resource.add_route(route.method, _bound(front, route))
