@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).with_name("reference")))
 
 from f32_copy import f32_copy
 from llama import Reference
+from token_files import write_vocabulary
 
 OWN_PREFIXES = ("PYGGML_", "LLAMA_ARG_")
 
@@ -85,6 +86,13 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M as Q4_K_M."""
     return _found(places.gemma3_file)
+
+
+@pytest.fixture(scope="session")
+def deepseek_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek's vocabulary as a GGUF file."""
+    source = _found(places.deepseek_file)
+    return write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "deepseek.gguf", source, pre="deepseek-v3")
 
 
 @pytest.fixture(scope="session")

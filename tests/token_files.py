@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gguf import TokenType
+from gguf import GGUFWriter, TokenType
 from tiny_vocab import BYTE_CHARS, spelled
 
 import pyggml
@@ -23,6 +24,32 @@ def tokenizer_of(path: Path) -> Tokenizer:
 def archive_tokenizer(archive: Path, name: str) -> Tokenizer:
     """The tokenizer of one of the archive's vocabularies."""
     return tokenizer_of(archive / "models" / f"ggml-vocab-{name}.gguf")
+
+
+def write_vocabulary(path: Path, source: Path, *, pre: str) -> Path:
+    """Write the vocabulary of a tokenizer.json as a GGUF file, as llama.cpp's converter does."""
+    described = json.loads(source.read_text())
+    vocabulary, added = described["model"]["vocab"], described["added_tokens"]
+    n = 1 + max(*vocabulary.values(), *(token["id"] for token in added))
+    tokens, types = [f"[PAD{i}]" for i in range(n)], [int(TokenType.UNUSED)] * n
+    for text, i in vocabulary.items():
+        tokens[i], types[i] = text, int(TokenType.NORMAL)
+    for token in added:
+        i = token["id"]
+        tokens[i] = token["content"]
+        types[i] = int(TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED)
+    merges = described["model"]["merges"]
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_add_bos_token(False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 def byte_level(
