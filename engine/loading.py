@@ -119,6 +119,11 @@ class LoadedModel:
         return 0 if self._group is None or self._group.closed else self._group.n_reduces()
 
     @property
+    def reduce_s(self) -> float:
+        """Seconds that rank 0's thread spent in them; of those that a card does in its turn, their launches."""
+        return 0.0 if self._group is None or self._group.closed else self._group.reduce_s()
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
         """What lies where, in bytes, a rank each."""
         demands, replicated = self._arranged.deal.demands, self._replicated_bytes

@@ -44,7 +44,7 @@ def observe(engine: Engine, runner: Runner, loaded: LoadedModel, *, is_closed: b
         native_s=stats.native_s,
         plan_s=stats.plan_s,
         n_reduces=0 if is_unsteady else loaded.n_reduces,
-        reduce_s=None,
+        reduce_s=0.0 if is_unsteady else loaded.reduce_s,
     )
 
 

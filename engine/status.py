@@ -48,7 +48,7 @@ class EngineStatus:
     `state` is ready, rebuilding, failed or closed; `fault` is the reason of the last failure of all ranks, and
     `is_device_lost` says that nothing will run any more. `n_open` requests are running or queued, at most n_slots +
     max_queued where that is a number. Times are sums over steps: `native_s` computing (and exchanging between ranks),
-    `reduce_s` the sums over ranks within it, None where they are not timed.
+    `reduce_s` rank 0's thread in sums over ranks, of those that a card does in its turn the launches.
     """
 
     state: str
@@ -74,4 +74,4 @@ class EngineStatus:
     native_s: float
     plan_s: float
     n_reduces: int
-    reduce_s: float | None
+    reduce_s: float

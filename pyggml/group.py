@@ -119,6 +119,11 @@ class Group:
         with self._ending:
             return int(lib.pg_group_n_reduces(self.handle, rank))
 
+    def reduce_s(self, rank: int = 0) -> float:
+        """Seconds that a rank's thread spent in all-reduces; of those that a card does in its turn, their launches."""
+        with self._ending:
+            return float(lib.pg_group_reduce_s(self.handle, rank))
+
     def compile(self, function: Callable[[RankGraph, int], Any], *, max_nodes: int = 4096) -> GroupGraph:
         """Build each rank's graph by calling function(graph, rank), and lay them out.
 

@@ -71,6 +71,18 @@ def test_cut_arrays_are_quantised_as_the_whole_is(kind: str, n: int) -> None:
     assert np.allclose(results[0], results[1], rtol=1e-3, atol=0.05)
 
 
+def test_sums_are_counted_and_timed() -> None:
+    def build(graph: gg.RankGraph, rank: int) -> None:
+        graph.output("y", graph.all_reduce(graph.input("x", (64,)) * 1.0))
+
+    with gg.Group(["cpu", "cpu"], threads=1) as group:
+        with group.compile(build) as graph:
+            for _ in range(5):
+                graph.run(x=np.ones(64, np.float32))
+        assert (group.n_reduces(0), group.n_reduces(1)) == (5, 5)
+        assert 0 < group.reduce_s(0) < 60
+
+
 def test_two_reduces_with_work_between_use_each_sum_once() -> None:
     def twice(g: gg.RankGraph, rank: int) -> None:
         first = g.all_reduce(g.input("x", (1, 8)) * 1.0)

@@ -298,3 +298,87 @@ def test_many_texts_are_embedded_in_their_order(tiny: Callable[..., Path]) -> No
 def test_an_unknown_pooling_is_refused(endless: LLM) -> None:
     with pytest.raises(RequestError, match="mean, cls, last"):
         endless.embed("x", pooling="rank")
+
+
+def test_waiting_costs_no_processor_time(mode: dict[str, Any], tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama", quant="F32"), **mode, **EXACT, ctx=512) as llm:
+        Sent(llm, [5, 6, 7], max_tokens=4, ignore_eos=True).wait()
+        time.sleep(0.2)
+        start = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - start < 0.05
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel tells RssAnon")
+
+
+def test_memory_is_flat_over_many_requests(tmp_path: Path) -> None:
+    path = write_forced(tmp_path / "m.gguf", "short", n_ctx=1024).path
+    rng = random.Random(4)
+    with LLM(path, device="cpu", threads=1, ctx=512, parallel=4, batch=64) as llm:
+
+        def ask(n: int) -> None:
+            for _ in range(n):
+                lengths = [rng.randrange(2, 300) for _ in range(8)]
+                sent = [Sent(llm, [rng.choice((20, 21)) for _ in range(k)], max_tokens=6) for k in lengths]
+                sent[rng.randrange(8)].submission.cancel()
+                for s in sent:
+                    s.wait()
+
+        ask(60)  # all shapes were seen and all slots filled
+        before = resident_bytes()
+        ask(60)
+        assert resident_bytes() - before < 16 << 20
+        assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 255, 256, 257])
+def test_lengths_about_a_chunk_or_a_window_answer_right_cold_and_warm(n: int, forced_answer: LLM) -> None:
+    prompt = [20] * n
+    cold = Sent(forced_answer, prompt, cache_prompt=False).wait()
+    warm = Sent(forced_answer, prompt).wait()
+    assert cold.text() == warm.text() == "the very answer"
+    assert (cold.n_cached(), warm.n_cached()) == (0, n - 1)
+
+
+@pytest.fixture(scope="module")
+def forced_answer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = write_forced(tmp_path_factory.mktemp("forced") / "m.gguf", "the very answer").path
+    with LLM(path, device="cpu", threads=1, ctx=512, parallel=1, batch=32) as llm:
+        yield llm
+
+
+def test_a_prompt_that_differs_in_its_first_token_takes_nothing(forced_answer: LLM) -> None:
+    Sent(forced_answer, [20] * 100).wait()
+    assert Sent(forced_answer, [21] + [20] * 99).wait().n_cached() == 0
+
+
+def test_twenty_conversations_on_two_slots_never_mix(mode: dict[str, Any], tmp_path: Path) -> None:
+    if mode.get("layer_split"):
+        pytest.skip("the bag has one layer")
+    path = write_bag(tmp_path / "bag.gguf", scale=4.0)
+    rng = random.Random(2)
+    with LLM(path, **mode, threads=1, ctx=256, parallel=2, batch=32) as llm:
+        sent = []
+        for i in range(20):
+            low = 21 if i % 2 else 41
+            prompt = [rng.randrange(low, low + 9) for _ in range(rng.randrange(1, 120))]
+            sent.append((low, Sent(llm, prompt, max_tokens=8, logprobs=20, ignore_eos=True)))
+        for low, s in sent:
+            assert all(low <= id < low + 9 for id in s.wait().ids())
+
+
+def test_nothing_of_an_earlier_request_carries_over(tmp_path: Path) -> None:
+    path = write_forced(tmp_path / "m.gguf", "one two three", scale=4.0).path
+    with LLM(path, device="cpu", threads=1, ctx=512, parallel=1) as llm:
+        plain = Sent(llm, "x").wait()
+        biased = Sent(llm, "x", logit_bias={plain.ids()[0]: -100}, max_tokens=1).wait()
+        stopped = Sent(llm, "x", stop="two").wait()
+        again = Sent(llm, "x").wait()
+    assert biased.ids() != plain.ids()[:1] and stopped.text() == "one "
+    assert again.text() == plain.text() == "one two three"

@@ -15,6 +15,7 @@ bool pg_group_reserve(pg_group *group, int64_t n_elements);
 void pg_group_fail(pg_group *group, int fault, int rank, const char *text);
 int pg_group_fault(const pg_group *group, int *rank, char *text, size_t size);
 int64_t pg_group_n_reduces(const pg_group *group, int rank);
+double pg_group_reduce_s(const pg_group *group, int rank);
 void pg_group_serve(pg_group *group, int rank);
 void pg_group_wait(pg_group *group, int rank, int n_left);
 void pg_group_close(pg_group *group);

@@ -19,6 +19,7 @@ struct pg_group {
     int64_t min_elements[MAX_TRANSPORTS], max_elements[MAX_TRANSPORTS];
     int n_transports;
     int64_t * n_reduces;
+    int64_t * reduce_us;
 };
 
 static void abort_transports(void * self) {
@@ -35,6 +36,7 @@ pg_group * pg_group_new(int n_ranks, double deadline_s) {
     group->n_ranks = n_ranks;
     group->queues = calloc(n_ranks, sizeof(rank_queue));
     group->n_reduces = calloc(n_ranks, sizeof(int64_t));
+    group->reduce_us = calloc(n_ranks, sizeof(int64_t));
     for (int i = 0; i < n_ranks; i++) {
         pg_queue_init(&group->queues[i]);
     }
@@ -56,6 +58,7 @@ void pg_group_free(pg_group * group) {
     }
     free(group->queues);
     free(group->n_reduces);
+    free(group->reduce_us);
     free(group);
 }
 
@@ -110,14 +113,21 @@ bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct gg
     return transport && transport->can_capture;
 }
 
-static int all_reduce(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {
-    group->n_reduces[rank]++;
+static int sum(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {
     const pg_transport * transport = transport_for(group, tensor);
     if (!transport) {
         return pg_host_all_reduce(group->host, rank, backend, tensor);
     }
     const int fault = transport->all_reduce(transport->self, rank, backend, tensor);
     return fault ? pg_rendezvous_fail(&group->meeting, fault, rank, transport->name) : group->meeting.fault;
+}
+
+static int all_reduce(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {
+    const int64_t start_us = ggml_time_us();
+    const int fault = sum(group, rank, backend, tensor);
+    group->n_reduces[rank]++;
+    group->reduce_us[rank] += ggml_time_us() - start_us;
+    return fault;
 }
 
 int pg_group_step(pg_group * group, int rank, ggml_backend_t backend, enum pg_op op, struct ggml_tensor * tensor,
@@ -159,6 +169,10 @@ void pg_group_count_reduces(pg_group * group, int rank, int64_t n) {
 
 int64_t pg_group_n_reduces(const pg_group * group, int rank) {
     return group->n_reduces[rank];
+}
+
+double pg_group_reduce_s(const pg_group * group, int rank) {
+    return 1e-6 * (double) group->reduce_us[rank];
 }
 
 void pg_group_serve(pg_group * group, int rank) {

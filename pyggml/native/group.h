@@ -79,6 +79,9 @@ void pg_group_count_reduces(pg_group * group, int rank, int64_t n);
 // Counts since the start, for tests and reports.
 int64_t pg_group_n_reduces(const pg_group * group, int rank);
 
+// Seconds that a rank's thread spent in sums: all of a sum in host memory, its launch where a device does it in turn.
+double pg_group_reduce_s(const pg_group * group, int rank);
+
 // Rank threads: serve() runs on a thread of the caller's until close(); post() queues a job for one
 // rank, in order; wait() returns when at most n_left of the jobs posted to it are not done.
 typedef void (*pg_job)(void * argument);
