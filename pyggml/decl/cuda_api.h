@@ -19,6 +19,9 @@ void pg_group_set_mover(pg_group *group, const pg_mover *mover);
 void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group *group);
 
+typedef struct { int n_nodes; bool has_heads; ...; } pg_fused;
+int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
+
 #define PGC_ABI ...
 #define PGC_CHOOSE_K ...
 #define PGC_CHOOSE_INTS ...
@@ -45,4 +48,6 @@ typedef struct {
     pgc_graph *(*capture_end)(ggml_backend_t backend, char *why, size_t why_size);
     bool (*graph_launch)(pgc_graph *graph, char *why, size_t why_size);
     void (*graph_free)(pgc_graph *graph);
+    bool (*can_fuse)(ggml_backend_t backend);
+    bool (*fuse_launch)(const pg_fused *fused, ggml_backend_t backend, char *why, size_t why_size);
 } pgc_api;

@@ -2,13 +2,14 @@
 // Cards are CUDA's own numbers. `why` takes the reason whenever a call fails.
 #pragma once
 
+#include "fuse.h"
 #include "group.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define PGC_ABI 4
+#define PGC_ABI 5
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -80,6 +81,11 @@ typedef struct {
     pgc_graph * (*capture_end)(ggml_backend_t backend, char * why, size_t why_size);
     bool (*graph_launch)(pgc_graph * graph, char * why, size_t why_size);
     void (*graph_free)(pgc_graph * graph);
+
+    // Whether a backend's card has the kernels of fused runs; launches one on the backend's stream. A launch that cannot be
+    // made (false) has computed nothing. After the first launch of a run it can be captured.
+    bool (*can_fuse)(ggml_backend_t backend);
+    bool (*fuse_launch)(const pg_fused * fused, ggml_backend_t backend, char * why, size_t why_size);
 } pgc_api;
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 
 #include "capturable.h"
 #include "choose.h"
+#include "fused.h"
 #include "graph.h"
 #include "mail.h"
 #include "mask.h"
@@ -42,10 +43,23 @@ static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
     return launch_graph(graph, {text, text_size});
 }
 
+static bool can_fuse_on(ggml_backend_t backend) {
+    char text[200];
+    place where;
+    return find_place(backend, where, {text, sizeof(text)}) && can_fuse(where);
+}
+
+static bool fuse_launch(const pg_fused * fused, ggml_backend_t backend, char * text, size_t text_size) {
+    const reason why = {text, text_size};
+    place where;
+    return find_place(backend, where, why) && launch_fused(*fused, where, why);
+}
+
 extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void) {
     static const pgc_api api = {
         PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
+        can_fuse_on, fuse_launch,
     };
     return &api;
 }

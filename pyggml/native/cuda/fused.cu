@@ -1,0 +1,177 @@
+// Runs of nodes as launches: tensors become addresses, and what lies between launches gets memory of the stream's.
+
+#include "fused.h"
+
+#include "heads_launch.h"
+#include "product_types.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace {
+
+// Memory of one stream. It is never freed, since captured launches keep its addresses.
+struct workspace {
+    float * between = nullptr;  // results of products that heads take
+    size_t n_floats = 0;
+    unsigned * n_read = nullptr;
+};
+
+struct card_facts {
+    product_card card = {};
+    bool is_able = false;
+};
+
+std::mutex lock;
+
+const card_facts & facts_of(int card) {
+    static std::map<int, card_facts> known;
+    std::lock_guard<std::mutex> guard(lock);
+    const auto found = known.find(card);
+    if (found != known.end()) {
+        return found->second;
+    }
+    card_facts & facts = known[card];
+    int major = 0, n_processors = 0, max_shared = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
+    cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, card);
+    cudaDeviceGetAttribute(&max_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, card);
+    facts.card = {n_processors, static_cast<size_t>(max_shared)};
+    facts.is_able = major >= 8 && has_product_kernels();
+    return facts;
+}
+
+bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why) {
+    constexpr size_t LEAST_FLOATS = 1 << 18;
+    static std::map<std::pair<int, cudaStream_t>, workspace> known;
+    std::lock_guard<std::mutex> guard(lock);
+    workspace & of = known[{where.card, where.stream}];
+    if (!of.n_read) {
+        if (!why.passed(cudaMalloc(&of.n_read, sizeof(unsigned)), "cudaMalloc") ||
+            !why.passed(cudaMemset(of.n_read, 0, sizeof(unsigned)), "cudaMemset") ||
+            !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {
+            return false;
+        }
+    }
+    if (n_floats > of.n_floats) {
+        const size_t wanted = n_floats > LEAST_FLOATS ? n_floats : LEAST_FLOATS;
+        if (!why.passed(cudaMalloc(&of.between, wanted * sizeof(float)), "cudaMalloc")) {
+            return false;
+        }
+        of.n_floats = wanted;
+    }
+    found = of;
+    return true;
+}
+
+const float * floats(const ggml_tensor * t) {
+    return t ? static_cast<const float *>(t->data) : nullptr;
+}
+
+int64_t stride_of(const ggml_tensor * t) {
+    return t ? static_cast<int64_t>(t->nb[1] / sizeof(float)) : 0;
+}
+
+size_t results_size(const pg_fused_products & of) {
+    size_t n = 0;
+    for (int i = 0; i < of.n_products; i++) {
+        n += of.product[i].weight->ne[1] * of.x->ne[1];
+    }
+    return n;
+}
+
+products describe(const pg_fused_products & of, const workspace & space) {
+    products p = {};
+    p.in.x = floats(of.x);
+    p.in.addend = floats(of.addend);
+    p.in.sum = of.sum ? static_cast<float *>(of.sum->data) : nullptr;
+    p.in.norm_weight = floats(of.norm_weight);
+    p.in.x_stride = stride_of(of.x);
+    p.in.addend_stride = stride_of(of.addend);
+    p.in.sum_stride = stride_of(of.sum);
+    p.in.n_read = space.n_read;
+    p.in.eps = of.eps;
+    p.in.is_normed = of.is_normed;
+    p.row_bytes = static_cast<int64_t>(of.product[0].weight->nb[1]);
+    p.n_matrices = of.n_products;
+    p.n_weights = static_cast<int>(of.x->ne[0]);
+    p.n_columns = static_cast<int>(of.x->ne[1]);
+    p.gate = of.gate;
+    float * next = space.between;
+    for (int i = 0; i < of.n_products; i++) {
+        const pg_fused_product & from = of.product[i];
+        product_matrix & to = p.matrix[i];
+        to.data = static_cast<const char *>(from.weight->data);
+        to.bias = floats(from.bias);
+        to.residual = floats(from.residual);
+        to.residual_stride = stride_of(from.residual);
+        to.n_rows = static_cast<int>(from.weight->ne[1]);
+        to.out = from.out ? static_cast<float *>(from.out->data) : next;
+        to.out_stride = from.out ? stride_of(from.out) : to.n_rows;
+        next += from.out ? 0 : static_cast<int64_t>(to.n_rows) * p.n_columns;
+    }
+    return p;
+}
+
+heads describe(const pg_fused_heads & of, const products & p) {
+    heads h = {};
+    float rope[6], corrections[2];  // freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow
+    memcpy(rope, of.rope->op_params + 5, sizeof(rope));
+    h.q = {p.matrix[0].out, floats(of.q_norm), p.matrix[0].n_rows};
+    h.k = {p.matrix[1].out, floats(of.k_norm), p.matrix[1].n_rows};
+    h.v = {p.matrix[2].out, nullptr, p.matrix[2].n_rows};
+    h.q_out = static_cast<float *>(of.rope->data);
+    h.k_cache = static_cast<uint16_t *>(of.k_rows->data);
+    h.v_cache = static_cast<uint16_t *>(of.v_rows->data);
+    h.k_stride = static_cast<int64_t>(of.k_rows->nb[1] / sizeof(uint16_t));
+    h.v_stride = static_cast<int64_t>(of.v_rows->nb[1] / sizeof(uint16_t));
+    h.rows = static_cast<const int64_t *>(of.k_rows->src[1]->data);
+    h.positions = static_cast<const int32_t *>(of.rope->src[1]->data);
+    h.freq_factors = floats(of.rope->src[2]);
+    h.n_tokens = p.n_columns;
+    h.head_dim = of.head_dim;
+    h.n_dims = of.rope->op_params[1];
+    h.is_neox = of.rope->op_params[2] == GGML_ROPE_TYPE_NEOX;
+    h.eps = of.eps;
+    h.theta_scale = powf(rope[0], -2.0f / h.n_dims);
+    h.freq_scale = rope[1];
+    h.ext_factor = rope[2];
+    h.attn_factor = rope[3];
+    ggml_rope_yarn_corr_dims(h.n_dims, of.rope->op_params[4], rope[0], rope[4], rope[5], corrections);
+    h.low_dim = corrections[0];
+    h.high_dim = corrections[1];
+    return h;
+}
+
+cudaError_t launch(const products & p, ggml_type type, const product_card & card, cudaStream_t stream) {
+    switch (type) {
+        case GGML_TYPE_Q8_0: return launch_q8_0(p, card, stream);
+        case GGML_TYPE_Q4_K: return launch_q4_k(p, card, stream);
+        case GGML_TYPE_Q5_K: return launch_q5_k(p, card, stream);
+        case GGML_TYPE_Q6_K: return launch_q6_k(p, card, stream);
+        default: return cudaErrorInvalidValue;
+    }
+}
+
+}  // namespace
+
+bool can_fuse(const place & where) {
+    return cudaSetDevice(where.card) == cudaSuccess && facts_of(where.card).is_able;
+}
+
+bool launch_fused(const pg_fused & fused, const place & where, const reason & why) {
+    workspace space;
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") ||
+        !find_workspace(where, fused.has_heads ? results_size(fused.products) : 0, space, why)) {
+        return false;
+    }
+    const products p = describe(fused.products, space);
+    const ggml_type type = fused.products.product[0].weight->type;
+    if (!why.passed(launch(p, type, facts_of(where.card).card, where.stream), "launching products")) {
+        return false;
+    }
+    return !fused.has_heads || why.passed(launch_heads(describe(fused.heads, p), where.stream), "launching heads");
+}

@@ -1,0 +1,348 @@
+// The activations of a product: read, summed, normed, weighted and rounded to 8 bits by every block for itself.
+// A block of 32 has ggml's q8_1 arithmetic: d = max / 127 as float16, quants rounded to nearest.
+#pragma once
+
+#include "product_ring.cuh"
+#include "products.h"
+#include "weight_blocks.cuh"
+
+constexpr int N_INPUT_THREADS = 256;
+constexpr int CHUNK = 4 * N_INPUT_THREADS;  // elements that a block takes at once
+constexpr int N_STAGES = 8;                 // chunks on their way
+constexpr int N_TOGETHER = 4;               // worked on together, since each is a long chain
+
+// In shared memory, by column-block (weight_blocks.cuh).
+struct shared_input {
+    float4 * stage;  // [N_STAGES][N_INPUT_THREADS]; each thread reads only what it has copied
+    uint32_t * q;    // 8 words each
+    float * d;
+    float * s;        // nullptr where no sums are needed
+    float * factors;  // [column], or [warp] of one column
+};
+
+static __device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        v += __shfl_xor_sync(0xffffffff, v, offset);
+    }
+    return v;
+}
+
+static __device__ __forceinline__ float octet_sum(float v) {
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) {
+        v += __shfl_xor_sync(0xffffffff, v, offset);
+    }
+    return v;
+}
+
+static __device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+template <class W, int N>
+static __device__ __forceinline__ void round_four(float4 v, int column, int i, bool is_inside, const shared_input & to) {
+    const int at = i / 32 * N + column;
+    const int word = i / 4 % 8;
+    float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+    float sum = v.x + v.y + v.z + v.w;
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
+        if constexpr (W::SUMS == sum_kind::of_values) {
+            sum += __shfl_xor_sync(0xffffffff, sum, offset);
+        }
+    }
+    // An integer's low byte lies in the low bits of MAGIC + integer.
+    const float d = largest * (1.0f / 127.0f);
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(largest));
+    inverse = largest > 1e-37f ? inverse * 127.0f : 0.0f;
+    const uint32_t q[4] = {__float_as_uint(v.x * inverse + MAGIC), __float_as_uint(v.y * inverse + MAGIC),
+                           __float_as_uint(v.z * inverse + MAGIC), __float_as_uint(v.w * inverse + MAGIC)};
+    const uint32_t low = __byte_perm(q[0], q[1], 0x0040), high = __byte_perm(q[2], q[3], 0x0040);
+    const uint32_t all = __byte_perm(low, high, 0x5410);
+    int total = 0;
+    if constexpr (W::SUMS == sum_kind::of_quants) {
+        total = __dp4a(static_cast<int>(all), 0x01010101, 0);
+#pragma unroll
+        for (int offset = 4; offset > 0; offset /= 2) {
+            total += __shfl_xor_sync(0xffffffff, total, offset);
+        }
+    }
+    if (!is_inside) {
+        return;
+    }
+    const auto half_word = [&](int w) {  // words t and t + 4 lie together
+        return reinterpret_cast<uint16_t *>(to.q + at * 8 + w % 4 * 2 + w / 4);
+    };
+    if (W::IS_ROTATED && i / 32 % 2 == 0) {
+        half_word(word)[1] = static_cast<uint16_t>(low);
+        half_word((word + 1) % 8)[0] = static_cast<uint16_t>(high);
+    } else {
+        *reinterpret_cast<uint32_t *>(half_word(word)) = all;
+    }
+    if (word == 0) {
+        const float rounded = __half2float(__float2half(d));
+        to.d[at] = rounded;
+        if constexpr (W::SUMS == sum_kind::of_quants) {
+            to.s[at] = rounded * total;
+        } else if constexpr (W::SUMS == sum_kind::of_values) {
+            to.s[at] = __half2float(__float2half(sum));
+        }
+    }
+}
+
+// Scales of absent columns and of blocks behind the last are 0.
+template <int N>
+static __device__ __forceinline__ void clear_absent(const products & p, const shared_input & to) {
+    const int n_blocks = p.n_weights / 32, n_padded = (n_blocks + UNIT_BLOCKS - 1) / UNIT_BLOCKS * UNIT_BLOCKS;
+    if (p.n_columns == N && n_padded == n_blocks) {
+        return;
+    }
+    for (int i = threadIdx.x; i < n_padded * N; i += blockDim.x) {
+        if (i % N >= p.n_columns || i / N >= n_blocks) {
+            to.d[i] = 0;
+            if (to.s) {
+                to.s[i] = 0;
+            }
+        }
+    }
+}
+
+// Norm weights never change: blocks bring a part each into L2 while the earlier kernels run.
+static __device__ __forceinline__ void warm_norm(const products & p) {
+    constexpr int LINE = 32;
+    const int i = (blockIdx.x + gridDim.x * threadIdx.x) * LINE;
+    if (p.in.norm_weight && i < p.n_weights) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in.norm_weight + i));
+    }
+}
+
+// Where the thread's four elements of a chunk lie: chunks go through column after column.
+struct input_cursor {
+    int column, i;
+
+    __device__ __forceinline__ void settle(int n) {
+#pragma unroll 1
+        while (i >= n) {
+            i -= n;
+            column++;
+        }
+    }
+};
+
+// By the whole block of N_INPUT_THREADS. Code is kept short: it runs once a launch, mostly from a cold cache.
+template <class W, int N>
+struct input_taker {
+    const products & p;
+    const shared_input & to;
+    int n_chunks;
+    input_cursor asked;
+    int n_asked;
+
+    __device__ __forceinline__ input_taker(const products & of, const shared_input & into) : p(of), to(into) {
+        n_chunks = (p.n_weights * p.n_columns + CHUNK - 1) / CHUNK;
+    }
+
+    __device__ __forceinline__ float4 * slot(int chunk) const { return to.stage + chunk % N_STAGES * N_INPUT_THREADS + threadIdx.x; }
+
+    __device__ __forceinline__ input_cursor first() const {
+        input_cursor at = {0, static_cast<int>(threadIdx.x) * 4};
+        at.settle(p.n_weights);
+        return at;
+    }
+
+    // Past L1, which may hold what an earlier kernel left there.
+    __device__ __forceinline__ void ask() {
+        if (n_asked < n_chunks && asked.column < p.n_columns) {
+            const float * from = p.in.x + asked.column * p.in.x_stride + asked.i;
+            if (p.in.addend) {
+                const float4 a = __ldcg(reinterpret_cast<const float4 *>(p.in.addend + asked.column * p.in.addend_stride + asked.i));
+                *slot(n_asked) = sum_of(__ldcg(reinterpret_cast<const float4 *>(from)), a);
+            } else {
+                copy_16(shared_address(slot(n_asked)), reinterpret_cast<const char *>(from));
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        n_asked++;
+        asked.i += CHUNK;
+        asked.settle(p.n_weights);
+    }
+
+    __device__ __forceinline__ void begin() {
+        asked = first();
+        n_asked = 0;
+#pragma unroll 1
+        for (int k = 0; k < N_STAGES; k++) {
+            ask();
+        }
+    }
+
+    // Work on four elements a thread and chunk; threads behind the last element take part with zeros.
+    template <class Work>
+    __device__ __forceinline__ void each(bool is_kept, const Work & work) {
+        input_cursor at = first();
+#pragma unroll 1
+        for (int chunk = 0; chunk < n_chunks; chunk += N_TOGETHER) {
+            asm volatile("cp.async.wait_group %0;" ::"n"(N_STAGES - N_TOGETHER) : "memory");
+#pragma unroll
+            for (int k = 0; k < N_TOGETHER; k++) {
+                const bool is_there = at.column < p.n_columns;
+                work(is_there ? *slot(chunk + k) : make_float4(0, 0, 0, 0), is_there ? at.column : 0, is_there ? at.i : 0, is_there);
+                at.i += CHUNK;
+                at.settle(p.n_weights);
+            }
+#pragma unroll 1
+            for (int k = 0; k < N_TOGETHER; k++) {
+                if (!is_kept) {
+                    ask();
+                } else {
+                    asm volatile("cp.async.commit_group;" ::: "memory");
+                }
+            }
+        }
+    }
+
+    // Scales of columns from the blocks' sums of squares, which lie where the blocks' scales will.
+    __device__ __forceinline__ void find_factors() {
+        const int lane = threadIdx.x % 32;
+        __syncthreads();
+        for (int column = threadIdx.x / 32; column < p.n_columns; column += N_INPUT_THREADS / 32) {
+            float sum = 0;
+            for (int block = lane; block < p.n_weights / 32; block += 32) {
+                sum += to.d[block * N + column];
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) {
+                to.factors[column] = rsqrtf(sum / p.n_weights + p.in.eps);
+            }
+        }
+        __syncthreads();
+    }
+
+    // Ends with a barrier.
+    __device__ __forceinline__ void take() {
+        begin();
+        if (p.in.is_normed) {
+            const bool is_kept = n_chunks <= N_STAGES;
+            each(is_kept, [&](float4 v, int column, int i, bool is_there) {
+                const float sum = octet_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
+                if (is_there && i % 32 == 0) {
+                    to.d[i / 32 * N + column] = sum;
+                }
+            });
+            find_factors();
+            if (!is_kept) {
+                begin();
+            }
+        }
+        each(p.in.is_normed && n_chunks <= N_STAGES, [&](float4 v, int column, int i, bool is_there) {
+            if (p.in.is_normed) {
+                const float f = to.factors[column];
+                v = make_float4(f * v.x, f * v.y, f * v.z, f * v.w);
+                if (p.in.norm_weight) {
+                    const float4 w = *reinterpret_cast<const float4 *>(p.in.norm_weight + i);
+                    v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+                }
+            }
+            round_four<W, N>(v, column, i, is_there, to);
+        });
+        __syncthreads();
+    }
+};
+
+// One column, in registers: its time counts in full, so there are no loops around single loads, and one copy of the code
+// that rounds. Normed ones can have MAX_NORMED weights.
+template <class W>
+struct one_column_taker {
+    static constexpr int N_HELD = 16;  // chunks, or 8 and as many of norm weights
+    static constexpr int MAX_NORMED = N_HELD / 2 * CHUNK;
+
+    static __device__ __forceinline__ void load(float4 held[N_HELD / 2], const float * from, int n) {
+#pragma unroll
+        for (int k = 0; k < N_HELD / 2; k++) {
+            const int i = k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+            held[k] = make_float4(0, 0, 0, 0);
+            if (i < n) {
+                held[k] = __ldcg(reinterpret_cast<const float4 *>(from + i));
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void add_addend(float4 held[N_HELD], const products & p) {
+        load(held + N_HELD / 2, p.in.addend, p.n_weights);
+#pragma unroll
+        for (int k = 0; k < N_HELD / 2; k++) {
+            held[k] = sum_of(held[k], held[k + N_HELD / 2]);
+        }
+    }
+
+    static __device__ __forceinline__ void norm(float4 held[N_HELD], const products & p, float * warp_sums) {
+        float4 squares = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < N_HELD / 2; k++) {
+            const float4 x = held[k];
+            squares = make_float4(squares.x + x.x * x.x, squares.y + x.y * x.y, squares.z + x.z * x.z, squares.w + x.w * x.w);
+        }
+        const float sum = warp_sum((squares.x + squares.y) + (squares.z + squares.w));
+        if (threadIdx.x % 32 == 0) {
+            warp_sums[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        float total = 0;
+#pragma unroll
+        for (int warp = 0; warp < N_INPUT_THREADS / 32; warp++) {
+            total += warp_sums[warp];
+        }
+        const float f = rsqrtf(__fdividef(total, static_cast<float>(p.n_weights)) + p.in.eps);
+#pragma unroll
+        for (int k = 0; k < N_HELD / 2; k++) {
+            const float4 x = held[k], w = held[k + N_HELD / 2];
+            held[k] = make_float4(f * x.x * w.x, f * x.y * w.y, f * x.z * w.z, f * x.w * w.w);
+        }
+    }
+
+    // Ends with a barrier.
+    static __device__ __forceinline__ void take(const products & p, const shared_input & to) {
+        float4 held[N_HELD];
+#pragma unroll 1
+        for (int start = 0; start < p.n_weights; start += N_HELD * CHUNK) {
+            const int n = p.n_weights - start;
+            load(held, p.in.x + start, n);
+            if (p.in.addend) {
+                add_addend(held, p);
+            }
+            const int n_upper = p.in.is_normed ? n : n - N_HELD / 2 * CHUNK;
+            load(held + N_HELD / 2, p.in.is_normed ? p.in.norm_weight : p.in.x + start + N_HELD / 2 * CHUNK, n_upper);
+            if (p.in.is_normed) {
+                norm(held, p, to.factors);
+            }
+#pragma unroll 1
+            for (int i = static_cast<int>(threadIdx.x) * 4; i - static_cast<int>(threadIdx.x) * 4 < min(n, N_HELD * CHUNK); i += N_TOGETHER * CHUNK) {
+#pragma unroll
+                for (int k = 0; k < N_TOGETHER; k++) {
+                    round_four<W, 1>(held[k], 0, start + i + k * CHUNK, i + k * CHUNK < n, to);
+                }
+#pragma unroll
+                for (int k = 0; k < N_HELD - N_TOGETHER; k++) {
+                    held[k] = held[k + N_TOGETHER];
+                }
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// The sum's tensor may be x or addend itself: only the last block to have read them writes it.
+static __device__ void write_sum(const products & p) {
+    const product_input & in = p.in;
+    __threadfence();
+    if (!__syncthreads_or(threadIdx.x == 0 && atomicInc(in.n_read, gridDim.x - 1) == gridDim.x - 1)) {
+        return;
+    }
+    for (int i = threadIdx.x; i < p.n_weights * p.n_columns; i += blockDim.x) {
+        const int column = i / p.n_weights, at = i % p.n_weights;
+        in.sum[column * in.sum_stride + at] = __ldcg(in.x + column * in.x_stride + at) + __ldcg(in.addend + column * in.addend_stride + at);
+    }
+}

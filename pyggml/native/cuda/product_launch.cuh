@@ -1,0 +1,99 @@
+// How a product is cut into blocks and launched: rows a tile, warps a tile and slots by what keeps all processors busy.
+#pragma once
+
+#include "product_card.h"
+#include "product_types.h"
+#include "products.cuh"
+
+#include <algorithm>
+#include <utility>
+
+static inline bool is_aligned(const products & p, size_t bytes) {
+    for (int m = 0; m < p.n_matrices; m++) {
+        if (reinterpret_cast<uintptr_t>(p.matrix[m].data) % bytes != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Part of the processors' time that has work, when tiles are dealt to groups.
+static double busy_part(int n_tiles, int n_groups) {
+    return static_cast<double>(n_tiles) / ((n_tiles + n_groups - 1) / n_groups * n_groups);
+}
+
+static int count_tiles(products & p, int out_rows) {
+    int n = 0;
+    for (int m = 0; m < (p.gate ? 1 : p.n_matrices); m++) {
+        p.matrix[m].first_tile = n;
+        n += (p.matrix[m].n_rows + out_rows - 1) / out_rows;
+    }
+    return n;
+}
+
+// Rows of a tile; sets the group's warps and the tiles. Larger tiles and smaller groups cost less work.
+static int choose_tiles(products & p, const product_card & card, int n_units) {
+    double best = -1;
+    int best_rows = 0, best_warps = 0;
+    for (int rows : {16, 8}) {
+        for (int warps : {4, 8}) {
+            if ((p.gate && rows == 8) || (warps > n_units && warps > 4)) {
+                continue;
+            }
+            const int n_tiles = count_tiles(p, p.gate ? 8 : rows);
+            const double part = busy_part(n_tiles, card.n_processors * N_PRODUCT_WARPS / warps);
+            if (part > best + 0.04) {
+                best = part;
+                best_rows = rows;
+                best_warps = warps;
+            }
+        }
+    }
+    p.n_tiles = count_tiles(p, p.gate ? 8 : best_rows);
+    p.n_group_warps = best_warps;
+    return best_rows;
+}
+
+template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
+static cudaError_t launch_tiles(products p, const product_card & card, cudaStream_t stream) {
+    constexpr int MAX_SLOTS = 8;
+    const auto kernel = multiply_products<W, N, ROWS, IS_GATED, IS_LOOSE>;
+    const size_t slot = N_PRODUCT_WARPS * (ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES + 8);
+    const size_t fixed = fixed_memory<W>(p, ROWS);
+    // Blocks of two kernels share a processor where they can, the next one's with its slots full. Of more than this two
+    // blocks were seen to find room on half of the processors only.
+    const size_t shared_room = card.max_shared * 3 / 7;
+    const size_t room = fixed + 2 * slot <= shared_room ? shared_room : card.max_shared;
+    if (fixed + slot > room) {
+        return cudaErrorInvalidValue;
+    }
+    p.n_slots = static_cast<int>(std::min<size_t>(MAX_SLOTS, (room - fixed) / slot));
+    const size_t memory = fixed + p.n_slots * slot;
+    for (const auto & [attribute, value] : {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(card.max_shared)},
+                                          std::pair{cudaFuncAttributePreferredSharedMemoryCarveout, 100}}) {
+        if (const cudaError_t status = cudaFuncSetAttribute(kernel, attribute, value); status != cudaSuccess) {
+            return status;
+        }
+    }
+    // One block a processor, also where some have no tile: two kernels' blocks then always find places beside each other.
+    return launch_in_order(kernel, dim3(card.n_processors), dim3(32 * N_PRODUCT_WARPS), memory, stream, p);
+}
+
+template <class W, int N, bool IS_LOOSE>
+static cudaError_t launch_rows(products & p, const product_card & card, cudaStream_t stream) {
+    const int rows = choose_tiles(p, card, (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS);
+    if (p.gate) {
+        return launch_tiles<W, N, 16, true, IS_LOOSE>(p, card, stream);
+    }
+    return rows == 16 ? launch_tiles<W, N, 16, false, IS_LOOSE>(p, card, stream) : launch_tiles<W, N, 8, false, IS_LOOSE>(p, card, stream);
+}
+
+template <class W, bool IS_LOOSE>
+static cudaError_t launch_columns(products & p, const product_card & card, cudaStream_t stream) {
+    switch (columns_for(p.n_columns)) {
+        case 1: return launch_rows<W, 1, IS_LOOSE>(p, card, stream);
+        case 2: return launch_rows<W, 2, IS_LOOSE>(p, card, stream);
+        case 4: return launch_rows<W, 4, IS_LOOSE>(p, card, stream);
+        default: return launch_rows<W, 8, IS_LOOSE>(p, card, stream);
+    }
+}

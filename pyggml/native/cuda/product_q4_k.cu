@@ -1,0 +1,7 @@
+// Products with q4_k weights.
+
+#include "product_launch.cuh"
+
+cudaError_t launch_q4_k(products p, const product_card & card, cudaStream_t stream) {
+    return launch_columns<q4_k, false>(p, card, stream);
+}

@@ -1,0 +1,8 @@
+// Products with q6_k weights.
+
+#include "product_launch.cuh"
+#include "q6_k_blocks.cuh"
+
+cudaError_t launch_q6_k(products p, const product_card & card, cudaStream_t stream) {
+    return launch_columns<q6_k, true>(p, card, stream);
+}

@@ -1,0 +1,128 @@
+// Weights on their way: each warp copies units into its own slots of shared memory, several ahead of its work.
+// A slot's barrier counts the bytes or copies that have arrived; only the warp itself waits for it and refills it.
+#pragma once
+
+#include "products.h"
+#include "weight_blocks.cuh"
+
+static __device__ __forceinline__ uint32_t shared_address(const void * p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+static __device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void wait_barrier(uint32_t barrier, int phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+#if __CUDA_ARCH__ >= 900
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+#else
+        "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+#endif
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier), "r"(phase)
+        : "memory");
+}
+
+static __device__ __forceinline__ void copy_16(uint32_t to, const char * from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// IS_LOOSE: units may start at any even byte or be incomplete, and are copied with what shares their 16 bytes.
+template <class W, bool IS_LOOSE, int ROWS>
+struct ring_shape {
+    static constexpr int EXACT = (W::UNIT_BYTES + (IS_LOOSE ? 14 : 0) + 15) / 16;
+    // Rows 16 x odd bytes apart meet different banks.
+    static constexpr int ROW_CHUNKS = EXACT % 2 ? EXACT : EXACT + 1;
+    static constexpr int STRIDE = 16 * ROW_CHUNKS;
+    static constexpr int SLOT_BYTES = ROWS * STRIDE;
+    static constexpr int N_STEPS = (8 * EXACT + 31) / 32;
+};
+
+template <class W, bool IS_LOOSE, int ROWS>
+struct weight_ring {
+    using shape = ring_shape<W, IS_LOOSE, ROWS>;
+
+    uint32_t slots, barriers;  // shared addresses of this warp's
+    int n_slots;
+    int64_t row_bytes;
+    int lane;
+    int issued = 0, taken = 0;  // slot numbers
+    int phase = 0;
+    int from[shape::N_STEPS];  // of the lane's chunks, from row 0; loose: of their rows
+
+    __device__ __forceinline__ weight_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t bytes) :
+        slots(slots_at), barriers(barriers_at), n_slots(n), row_bytes(bytes), lane(threadIdx.x % 32) {
+#pragma unroll
+        for (int k = 0; k < shape::N_STEPS; k++) {
+            const int i = lane + 32 * k;
+            const int row = i / shape::EXACT, chunk = i % shape::EXACT;
+            from[k] = row * static_cast<int>(row_bytes) + (IS_LOOSE ? 0 : 16 * chunk);
+        }
+        for (int s = lane; s < n_slots; s += 32) {
+            init_barrier(barriers + 8 * s, 32);
+        }
+        __syncwarp();
+    }
+
+    // Where the lane's chunk of step k goes.
+    __device__ __forceinline__ uint32_t place_of(int k) const {
+        const int i = lane + 32 * k;
+        return shape::EXACT == shape::ROW_CHUNKS ? 16 * i : i / shape::EXACT * shape::STRIDE + i % shape::EXACT * 16;
+    }
+
+    __device__ __forceinline__ bool has_step(int k) const { return (k + 1) * 32 <= 8 * shape::EXACT || lane + 32 * k < 8 * shape::EXACT; }
+
+    // Eight rows from `data` on.
+    __device__ __forceinline__ void copy_rows(const char * data, int n_bytes, uint32_t slot) {
+#pragma unroll
+        for (int k = 0; k < shape::N_STEPS; k++) {
+            const char * source = data + from[k];
+            if constexpr (IS_LOOSE) {
+                const int start = static_cast<int>(reinterpret_cast<uintptr_t>(source) % 16);
+                const int chunk = (lane + 32 * k) % shape::EXACT * 16;
+                source += chunk - start;
+                if (has_step(k) && chunk < start + n_bytes) {
+                    copy_16(slot + place_of(k), source);
+                }
+            } else if (has_step(k)) {
+                copy_16(slot + place_of(k), source);
+            }
+        }
+    }
+
+    // The next slot gets a unit: rows from `data` on, and from `other` on those from row 8.
+    __device__ __forceinline__ void issue(const char * data, const char * other, int n_bytes) {
+        const uint32_t slot = slots + issued * shape::SLOT_BYTES;
+        const uint32_t barrier = barriers + 8 * issued;
+        copy_rows(data, n_bytes, slot);
+        if constexpr (ROWS > 8) {
+            copy_rows(other, n_bytes, slot + 8 * shape::STRIDE);
+        }
+        copies_arrive(barrier);
+        issued = issued + 1 == n_slots ? 0 : issued + 1;
+    }
+
+    // Waits for the unit that was issued first; its slot.
+    __device__ __forceinline__ uint32_t take() {
+        wait_barrier(barriers + 8 * taken, phase);
+        return slots + taken * shape::SLOT_BYTES;
+    }
+
+    __device__ __forceinline__ void done() {
+        __syncwarp();
+        taken++;
+        if (taken == n_slots) {
+            taken = 0;
+            phase ^= 1;
+        }
+    }
+};

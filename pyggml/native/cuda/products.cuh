@@ -1,0 +1,248 @@
+// Products of few columns with quantised weights: every block streams whole tiles of 8 or 16 rows through shared
+// memory, warps of a group share a tile along the row, and sums are always added in the same order.
+// Weights are asked for before the earlier kernels have ended; the activations are prepared while they come.
+#pragma once
+
+#include "launch_order.cuh"
+#include "product_input.cuh"
+
+constexpr int N_PRODUCT_WARPS = N_INPUT_THREADS / 32;
+
+template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
+struct product_kernel {
+    static constexpr int OUT_ROWS = IS_GATED ? 8 : ROWS;
+    using ring = weight_ring<W, IS_LOOSE, ROWS>;
+
+    // The tiles of a warp's group and its units in each.
+    struct cursor {
+        int tile, unit;
+    };
+
+    struct tile_place {
+        const char * data;   // the first row's unit 0
+        const char * other;  // of row 8
+        int matrix, row, first_row;
+    };
+
+    static __device__ __forceinline__ tile_place place_of(const products & p, int tile) {
+        int m = 0;
+        if constexpr (!IS_GATED) {
+            while (m + 1 < p.n_matrices && tile >= p.matrix[m + 1].first_tile) {
+                m++;
+            }
+        }
+        const product_matrix & of = p.matrix[m];
+        tile_place at;
+        at.matrix = m;
+        at.first_row = (tile - of.first_tile) * OUT_ROWS;
+        at.row = min(at.first_row, of.n_rows - OUT_ROWS);  // the last tile overlaps the one before
+        at.data = of.data + at.row * p.row_bytes;
+        at.other = IS_GATED ? p.matrix[1].data + at.row * p.row_bytes : at.data + 8 * p.row_bytes;
+        return at;
+    }
+
+    static __device__ __forceinline__ int unit_bytes(const products & p, int unit) {
+        return IS_LOOSE ? min(W::UNIT_BYTES, static_cast<int>(p.row_bytes) - unit * W::UNIT_BYTES) : W::UNIT_BYTES;
+    }
+
+    static __device__ __forceinline__ float gated(int gate, float g, float up) {
+        if (gate == GATE_SWIGLU) {
+            return g / (1.0f + __expf(-g)) * up;
+        }
+        constexpr float A = 0.044715f, ROOT = 0.79788456080286535587989211986876f;
+        return 0.5f * g * (1.0f + tanhf(ROOT * g * (1.0f + A * g * g))) * up;
+    }
+
+    // What a thread adds to its one element of a tile; asked for early.
+    struct addition {
+        int row, column;
+        bool is_mine;
+        float to_first, to_up;
+
+        __device__ __forceinline__ addition(const products & p, const tile_place & at) {
+            const int i = threadIdx.x % (32 * p.n_group_warps);
+            const product_matrix & of = p.matrix[at.matrix];
+            row = at.row + i % OUT_ROWS;
+            column = i / OUT_ROWS;
+            is_mine = column < p.n_columns && row >= at.first_row;
+            to_first = is_mine && of.bias ? of.bias[row] : 0;
+            to_up = 0;
+            if constexpr (IS_GATED) {
+                to_up = is_mine && p.matrix[1].bias ? p.matrix[1].bias[row] : 0;
+            } else if (is_mine && of.residual) {
+                to_first += __ldcg(of.residual + column * of.residual_stride + row);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void finish(const products & p, const tile_place & at, const addition & add, const float * partial) {
+        if (!add.is_mine) {
+            return;
+        }
+        float sum = add.to_first, up = add.to_up;
+        const float * of = partial + (add.row - at.row) * N + add.column;
+#pragma unroll 4
+        for (int w = 0; w < p.n_group_warps; w++) {
+            sum += of[w * ROWS * N];
+            if constexpr (IS_GATED) {
+                up += of[w * ROWS * N + 8 * N];
+            }
+        }
+        const product_matrix & matrix = p.matrix[at.matrix];
+        sum = IS_GATED ? gated(p.gate, sum, up) : sum;
+        matrix.out[add.column * matrix.out_stride + add.row] = sum;
+    }
+
+    // Adds up the lanes that hold blocks of the same column and keeps the warp's sums.
+    static __device__ __forceinline__ void keep_partial(lane_sums<N, ROWS> & sums, float * to) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        constexpr int A_LANE = W::IS_HALVED && N < 8 || N == 1 ? 1 : 2;  // columns
+#pragma unroll
+        for (int r = 0; r < ROWS / 8; r++) {
+            float v[2] = {sums.acc[2 * r], sums.acc[2 * r + 1]};
+#pragma unroll
+            for (int offset = N / A_LANE; offset < 4; offset *= 2) {
+                v[0] += __shfl_xor_sync(0xffffffff, v[0], offset);
+                v[1] += __shfl_xor_sync(0xffffffff, v[1], offset);
+            }
+            if (t < N / A_LANE) {
+                to[(g + 8 * r) * N + A_LANE * t] = v[0];
+                if constexpr (A_LANE == 2) {
+                    to[(g + 8 * r) * N + A_LANE * t + 1] = v[1];
+                }
+            }
+        }
+    }
+
+    // Parts of the block's shared memory.
+    struct layout {
+        uint32_t slots, barriers;
+        float * partial;
+        shared_input x;
+
+        __device__ __forceinline__ layout(const products & p, char * memory) {
+            const int n_warps = blockDim.x / 32;
+            const int n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
+            char * at = memory;
+            const auto part = [&](int bytes) {
+                char * start = at;
+                at += (bytes + 15) / 16 * 16;
+                return start;
+            };
+            slots = shared_address(part(n_warps * p.n_slots * ring::shape::SLOT_BYTES));
+            barriers = shared_address(part(8 * n_warps * p.n_slots));
+            partial = reinterpret_cast<float *>(part(4 * 2 * n_warps * ROWS * N));
+            x.stage = reinterpret_cast<float4 *>(part(N > 1 ? N_STAGES * N_INPUT_THREADS * sizeof(float4) : 0));
+            x.q = reinterpret_cast<uint32_t *>(part(32 * n_blocks * N));
+            x.d = reinterpret_cast<float *>(part(4 * n_blocks * N));
+            x.s = W::SUMS == sum_kind::none ? nullptr : reinterpret_cast<float *>(part(4 * n_blocks * N));
+            x.factors = reinterpret_cast<float *>(part(4 * 8));
+        }
+    };
+
+    static __device__ __forceinline__ void multiply_unit(const products & p, const tile_place & tile, const layout & shared, int unit,
+                                                         const char * slot, uint32_t slot_address, lane_sums<N, ROWS> & sums) {
+        unit_rows u;
+        u.lane = threadIdx.x % 32;
+        u.g = u.lane / 4;
+        u.t = u.lane % 4;
+        u.slot = slot_address;
+        u.stride = ring::shape::STRIDE;
+        u.n_blocks = IS_LOOSE ? p.n_weights / 32 - unit * UNIT_BLOCKS : UNIT_BLOCKS;
+#pragma unroll
+        for (int r = 0; r < ROWS / 8; r++) {
+            u.row[r] = slot + (u.g + 8 * r) * ring::shape::STRIDE;
+            if constexpr (IS_LOOSE) {
+                const char * source = (r ? tile.other : tile.data) + u.g * p.row_bytes + static_cast<int64_t>(unit) * W::UNIT_BYTES;
+                u.row[r] += reinterpret_cast<uintptr_t>(source) % 16;
+            }
+        }
+        unit_activations x;
+        const int block = unit * UNIT_BLOCKS * N;
+        x.q = reinterpret_cast<const int2 *>(shared.x.q) + block * 4;
+        x.d = shared.x.d + block;
+        x.s = W::SUMS == sum_kind::none ? nullptr : shared.x.s + block;
+        W::template multiply<N, ROWS>(u, x, sums);
+    }
+
+    static __device__ __forceinline__ void take_input(const products & p, const layout & shared) {
+        if constexpr (N == 1) {
+            one_column_taker<W>::take(p, shared.x);
+        } else {
+            input_taker<W, N>(p, shared.x).take();
+        }
+    }
+
+    static __device__ __forceinline__ void run(const products & p, char * memory) {
+        let_next_start();
+        const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+        const int group = warp / p.n_group_warps, group_warp = warp % p.n_group_warps;
+        const int n_groups = n_warps / p.n_group_warps * gridDim.x;
+        const int n_units = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
+        const layout shared(p, memory);
+        cursor ahead = {static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x), group_warp};
+        tile_place from = place_of(p, min(ahead.tile, p.n_tiles - 1));
+        ring weights(shared.slots + warp * p.n_slots * ring::shape::SLOT_BYTES, shared.barriers + 8 * warp * p.n_slots, p.n_slots,
+                     p.row_bytes);
+        const auto issue = [&] {
+            if (ahead.tile < p.n_tiles) {
+                const int64_t offset = static_cast<int64_t>(ahead.unit) * W::UNIT_BYTES;
+                weights.issue(from.data + offset, from.other + offset, unit_bytes(p, ahead.unit));
+                ahead.unit += p.n_group_warps;
+                if (ahead.unit >= n_units) {
+                    ahead = {ahead.tile + n_groups, group_warp};
+                    if (ahead.tile < p.n_tiles) {
+                        from = place_of(p, ahead.tile);
+                    }
+                }
+            }
+        };
+        int tile_number = ahead.tile;
+#pragma unroll 1
+        for (int s = 0; s < p.n_slots; s++) {
+            issue();
+        }
+        clear_absent<N>(p, shared.x);
+        warm_norm(p);
+        wait_for_earlier();
+        take_input(p, shared);
+        for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
+            const tile_place tile = place_of(p, tile_number);
+            const addition add(p, tile);
+            lane_sums<N, ROWS> sums;
+            for (int unit = group_warp; unit < n_units; unit += p.n_group_warps) {
+                const uint32_t slot = weights.take();
+                multiply_unit(p, tile, shared, unit, memory + (slot - shared_address(memory)), slot, sums);
+                weights.done();
+                issue();
+            }
+            keep_partial(sums, shared.partial + (turn * n_warps + warp) * ROWS * N);
+            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(32 * p.n_group_warps) : "memory");
+            finish(p, tile, add, shared.partial + (turn * n_warps + group * p.n_group_warps) * ROWS * N);
+        }
+        if (p.in.sum) {
+            write_sum(p);
+        }
+    }
+};
+
+template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
+static __global__ void __launch_bounds__(32 * N_PRODUCT_WARPS, 2) multiply_products(const __grid_constant__ products p) {
+#if __CUDA_ARCH__ >= 800
+    extern __shared__ __align__(128) char memory[];
+    product_kernel<W, N, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);
+#endif
+}
+
+// Columns that a kernel is compiled for.
+static inline int columns_for(int n_columns) {
+    return n_columns == 1 ? 1 : n_columns == 2 ? 2 : n_columns <= 4 ? 4 : 8;
+}
+
+// Shared memory that a launch needs beside its slots.
+template <class W>
+static size_t fixed_memory(const products & p, int rows) {
+    const int columns = columns_for(p.n_columns);
+    const size_t n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
+    return 8 * N_PRODUCT_WARPS * rows * columns + (W::SUMS == sum_kind::none ? 36 : 40) * n_blocks * columns + (columns > 1 ? 16 * N_STAGES * N_INPUT_THREADS : 0) + 160;
+}

@@ -1,0 +1,46 @@
+// What one launch of fused products computes; plain data, filled by the host.
+// out = gate(W0 x, W1 x), or Wi x + bias + residual for up to three matrices of one type; x may be the sum of two
+// tensors, normed and weighted. Strides are in floats and between columns.
+#pragma once
+
+#include <cstdint>
+
+constexpr int MAX_PRODUCTS = 3;
+constexpr int MAX_COLUMNS = 8;
+
+enum product_gate { GATE_NONE = 0, GATE_SWIGLU = 1, GATE_GEGLU = 2 };
+
+struct product_matrix {
+    const char * data;
+    const float * bias;
+    const float * residual;
+    float * out;
+    int64_t residual_stride;
+    int64_t out_stride;
+    int n_rows;
+    int first_tile;
+};
+
+struct product_input {
+    const float * x;
+    const float * addend;       // or nullptr
+    float * sum;                // takes x + addend
+    const float * norm_weight;  // nullptr: not weighted
+    int64_t x_stride, addend_stride, sum_stride;
+    unsigned * n_read;          // counts blocks that have read x, where sum is wanted
+    float eps;
+    bool is_normed;
+};
+
+struct products {
+    product_input in;
+    product_matrix matrix[MAX_PRODUCTS];
+    int64_t row_bytes;
+    int n_matrices;
+    int n_weights;  // a row
+    int n_columns;
+    int n_tiles;
+    int gate;
+    int n_group_warps;  // that share a tile
+    int n_slots;        // a warp
+};

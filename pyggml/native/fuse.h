@@ -1,0 +1,64 @@
+// Runs of a graph's nodes that our CUDA module computes in one or two launches, found without CUDA.
+// Tensors are those of the graph; what lies between them is never written.
+#pragma once
+
+#include "ggml.h"
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PG_FUSED_MAX_PRODUCTS 3
+#define PG_FUSED_MAX_COLUMNS 8
+
+enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
+
+// out = weight . input + bias + residual. Without out the result stays in the module's memory, for pg_fused_heads.
+typedef struct {
+    const struct ggml_tensor * weight;
+    const struct ggml_tensor * bias;
+    const struct ggml_tensor * residual;
+    const struct ggml_tensor * out;
+} pg_fused_product;
+
+// Products of one input: x, or the sum of x and addend (which `sum` takes), normed and weighted if told so.
+// With a gate: product[0].out = gate(product[0], product[1]).
+typedef struct {
+    const struct ggml_tensor * x;
+    const struct ggml_tensor * addend;
+    const struct ggml_tensor * sum;
+    const struct ggml_tensor * norm_weight;
+    bool is_normed;
+    float eps;
+    enum pg_gate gate;
+    int n_products;
+    pg_fused_product product[PG_FUSED_MAX_PRODUCTS];
+} pg_fused_products;
+
+// Q, K and V as the products gave them, one after the other: Q and K normed by head and rotated, K and V stored.
+typedef struct {
+    const struct ggml_tensor * q_norm;
+    const struct ggml_tensor * k_norm;
+    float eps;
+    const struct ggml_tensor * rope;  // of Q: its parameters, positions and where Q goes
+    const struct ggml_tensor * k_rows;  // the nodes that write the cache
+    const struct ggml_tensor * v_rows;
+    int head_dim, n_head, n_head_kv;
+} pg_fused_heads;
+
+typedef struct {
+    int n_nodes;
+    bool has_heads;
+    pg_fused_products products;
+    pg_fused_heads heads;
+} pg_fused;
+
+// Whether nodes of the laid-out graph from `first` on, before `stop`, can be computed as one; the number of nodes, or 0.
+// Addresses count: a run whose result would overwrite what another part of it still reads is none.
+int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out);
+
+#ifdef __cplusplus
+}
+#endif

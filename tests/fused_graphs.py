@@ -1,0 +1,118 @@
+"""Graphs as models build them, of which runs of nodes are computed at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from graphs import random
+
+import pyggml as gg
+from pyggml._ffi import ffi, lib
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer's part: `n` columns of `k` values, `rows` rows of weights of one type."""
+
+    kind: str
+    n: int = 1
+    k: int = 512
+    rows: int = 96
+    type: str = "q8_0"
+    head_dim: int = 64
+    is_neox: bool = False
+
+    def __str__(self) -> str:
+        tail = f"-{self.head_dim}{'neox' if self.is_neox else ''}" if "heads" in self.kind else ""
+        return f"{self.kind}-{self.type}-{self.rows}x{self.k}-{self.n}{tail}"
+
+
+def matrix(g: gg.Graph, rows: int, k: int, kind: str, seed: int) -> gg.Tensor:
+    return g.weight(random(rows, k, seed=seed) / np.float32(k**0.5), type=kind)
+
+
+def norm(g: gg.Graph, x: gg.Tensor) -> gg.Tensor:
+    n = x.shape[-1]
+    return gg.rms_norm(x, EPS) * g.weight(1 + 0.1 * random(n, seed=n))
+
+
+def build(g: gg.Graph, case: Case) -> dict[str, np.ndarray]:
+    """Add the case's nodes; returns its inputs."""
+    inputs = {"x": 3 * random(case.n, case.k)}
+    x = g.input("x", (case.n, case.k))
+    if "added" in case.kind:
+        inputs["addend"] = random(case.n, case.k, seed=1)
+        addend = g.input("addend", (case.n, case.k))
+        x = g.output("sum", addend + x)
+    if "heads" in case.kind:
+        inputs |= _heads(g, case, norm(g, x))
+        g.output("kept", x * 2.0)
+        return inputs
+    hidden = norm(g, x) if "normed" in case.kind else x
+    y = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 2), hidden)
+    if "gate" in case.kind:
+        up = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 3), hidden)
+        y = (gg.geglu if "gelu" in case.kind else gg.swiglu)(y, up)
+    if "bias" in case.kind:
+        y = y + g.weight(random(case.rows, seed=4))
+    if "residual" in case.kind:
+        inputs["residual"] = random(case.n, case.rows, seed=5)
+        y = y + g.input("residual", (case.n, case.rows))
+    g.output("y", y)
+    g.output("kept", x * 2.0)  # as models need it later
+    if "added" in case.kind:
+        g.output("kept addend", addend * 2.0)
+    return inputs
+
+
+def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
+    n, d, n_head, n_head_kv = case.n, case.head_dim, 4, 2
+    positions = g.input("positions", (n,), "i32")
+    rows = g.input("rows", (n,), "i64")
+
+    factors = g.weight(1 + 0.5 * np.abs(random(d // 2))) if "factors" in case.kind else None
+
+    def project(name: str, heads: int, seed: int) -> gg.Tensor:
+        y = gg.mul_mat(matrix(g, heads * d, case.k, case.type, seed), x)
+        if "bias" in case.kind:
+            y = y + g.weight(random(heads * d, seed=seed))
+        if name == "v":
+            return y
+        y = y.reshape(n, heads, d)
+        if "qk" in case.kind:
+            y = norm(g, y)
+        yarn = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 64} if "yarn" in case.kind else {}
+        n_dims = d // 2 if "part" in case.kind else d
+        return gg.rope(y, positions, n_dims=n_dims, neox=case.is_neox, freq_factors=factors, **yarn)
+
+    q = g.do(project("q", n_head, 6))
+    tables = {}
+    for name, seed in (("k", 7), ("v", 8)):
+        table = g.state(name, (40, n_head_kv * d), "f16")
+        tables[name] = g.do(gg.set_rows(table, project(name, n_head_kv, seed).reshape(n, -1), rows))
+    g.output("q", q.reshape(n, n_head, d).permute(1, 0, 2).cont())
+    for name, table in tables.items():
+        g.output(name, table.cast("f32"))
+    return {
+        "positions": np.arange(11, 11 + n, dtype=np.int32),
+        "rows": np.arange(30, 30 - n, -1, dtype=np.int64),
+    }
+
+
+def op_name(node: object) -> str:
+    return str(ffi.string(lib.ggml_op_desc(node)).decode())
+
+
+def matches(g: gg.Graph) -> list[tuple[int, object]]:
+    """Each run of nodes in order: how many nodes and what was found, None for a node that stays alone."""
+    found = []
+    at, stop = 0, g.n_nodes
+    while at < stop:
+        fused = ffi.new("pg_fused *")
+        n = lib.pg_fuse_match(g._graph, at, stop, fused)
+        found.append((max(n, 1), fused if n else None))
+        at += max(n, 1)
+    return found

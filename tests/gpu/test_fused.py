@@ -1,0 +1,132 @@
+"""Runs of nodes that our kernels compute at once against ggml's own kernels, on the same tensors in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from fused_graphs import Case, build, matches, op_name
+
+import pyggml as gg
+from pyggml._ffi import ffi, lib
+from pyggml.cuda_module import cuda_api, why, words
+
+api = cuda_api()
+pytestmark = pytest.mark.skipif(
+    api is None or not any(d.module == "cuda" for d in gg.devices()),
+    reason="no CUDA device; build with --backends cpu,cuda on a machine that has one",
+)
+
+TYPES = ("q8_0", "q4_k", "q5_k", "q6_k")
+COLUMNS = (1, 2, 3, 4, 8)
+KINDS = ("alone", "normed", "added-normed", "bias-residual", "normed-gate", "added-normed-gate-gelu")
+ODD = [(17, 256), (100, 2304), (1003, 512), (16, 8192), (2056, 768)]
+LOOSE = [(33, 64), (100, 192), (50, 576), (1001, 2112), (24, 14400)]
+
+CASES = [
+    *(Case(kind, n=n, k=2048, rows=520, type=kind_of) for kind in KINDS for n in COLUMNS for kind_of in TYPES),
+    *(Case(kind, n=n, k=k, rows=rows, type=kind_of)
+      for kind in ("normed", "normed-gate", "residual") for n in (1, 5) for rows, k in ODD for kind_of in TYPES),
+    *(Case("normed", n=n, k=k, rows=rows) for n in (1, 2, 7) for rows, k in LOOSE if n * k < 80000),
+    *(Case("residual", n=n, k=14336, rows=256, type=kind_of) for n in (1, 4) for kind_of in TYPES),
+    Case("residual", k=28672, rows=64),
+    *(Case(f"heads{tail}", n=n, k=512, head_dim=d, is_neox=neox)
+      for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8)
+      for d in (64, 128, 256) for neox in (False, True)),
+    *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[gg.Backend]:
+    with gg.Backend("cuda:0") as opened:
+        yield opened
+
+
+def nmse(ours: np.ndarray, right: np.ndarray) -> float:
+    exact = right.astype(np.float64)
+    return float(((ours - exact) ** 2).sum() / max((exact**2).sum(), 1e-30))
+
+
+def send(g: gg.Graph, inputs: dict[str, np.ndarray]) -> None:
+    for name, value in inputs.items():
+        handle = g._inputs[name]
+        if handle.data != ffi.NULL:
+            lib.ggml_backend_tensor_set(handle, ffi.from_buffer(value), 0, value.nbytes)
+
+
+def compute_fused(g: gg.Graph, backend: gg.Backend, found: list[tuple[int, object]]) -> dict[str, np.ndarray]:
+    """Launch the runs; nodes that stay alone are not computed."""
+    text = why()
+    for _, fused in found:
+        if fused is not None:
+            assert api.fuse_launch(fused, backend.handle, text, len(text)), words(text)
+    backend.synchronize()
+    results = {}
+    for name, out in g._outputs.items():
+        raw = np.empty(out.raw.nbytes, np.uint8)
+        lib.ggml_backend_tensor_get(out.handle, ffi.from_buffer(raw), 0, raw.nbytes)
+        results[name] = raw.view(np.float32).reshape(out.shape)
+    return results
+
+
+def poison(g: gg.Graph) -> None:
+    for out in g._outputs.values():
+        lib.ggml_backend_tensor_memset(out.handle, 0xFF, 0, out.raw.nbytes)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fused_runs_equal_ggmls_kernels(
+    case: Case, backend: gg.Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both round the activations alike; what is left are sums in another order and sines."""
+    with gg.Graph(backend) as g:
+        inputs = build(g, case)
+        monkeypatch.setenv("PYGGML_FUSED", "0")
+        right = g.run(**inputs)
+        monkeypatch.setenv("PYGGML_FUSED", "all")
+        found = matches(g)
+        runs = [fused for _, fused in found if fused is not None]
+        assert len(runs) == 1
+        poison(g)
+        send(g, inputs)
+        if "heads" in case.kind:
+            check_heads(g, backend, found, case, right)
+            return
+        ours = compute_fused(g, backend, found)
+    for name in ("y", "sum"):
+        if name in right:
+            error = nmse(ours[name], right[name])
+            print(f"{case} {name}: {error:.1e}")
+            assert error <= 1e-6
+
+
+def read(node: object, kind: type, n: int) -> np.ndarray:
+    raw = np.empty(n, kind)
+    lib.ggml_backend_tensor_get(node, ffi.from_buffer(raw), 0, raw.nbytes)
+    return raw.astype(np.float32)
+
+
+def check_heads(
+    g: gg.Graph,
+    backend: gg.Backend,
+    found: list[tuple[int, object]],
+    case: Case,
+    right: dict[str, np.ndarray],
+) -> None:
+    """Q where it is left for attention, K and V in the cache: what reads them is not computed."""
+    nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
+    q = next(node for node in nodes if op_name(node) == "ROPE")
+    stores = [node for node in nodes if op_name(node) == "SET_ROWS"]
+    for store in stores:
+        lib.ggml_backend_tensor_memset(store, 0, 0, 2 * right["k"].size)
+    compute_fused(g, backend, found)
+    heads = read(q, np.float32, right["q"].size).reshape(case.n, -1, case.head_dim).transpose(1, 0, 2)
+    ours = {"q": heads.reshape(right["q"].shape)}
+    for name, store in zip(("k", "v"), stores):
+        ours[name] = read(store, np.float16, right[name].size).reshape(right[name].shape)
+    for name in ("q", "k", "v"):
+        error = nmse(ours[name], right[name])
+        print(f"{case} {name}: {error:.1e}")
+        assert np.any(right[name]) and error <= 1e-6

@@ -1,0 +1,124 @@
+"""Which runs of nodes are computed at once: found on laid-out graphs, without a CUDA device."""
+
+from __future__ import annotations
+
+import pytest
+from fused_graphs import Case, build, matches, norm
+from graphs import cpu, random
+
+import pyggml as gg
+from pyggml._ffi import ffi, lib
+
+
+@pytest.fixture(autouse=True)
+def take_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones too, which do not pay."""
+    monkeypatch.setenv("PYGGML_FUSED", "all")
+
+
+def taken(case: Case) -> list[int]:
+    with gg.Graph(cpu()) as g:
+        build(g, case)
+        g.build()
+        return [n for n, fused in matches(g) if fused is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_nodes"),
+    [
+        ("alone", 1),
+        ("normed", 3),
+        ("added-normed", 4),
+        ("bias", 2),
+        ("residual", 2),
+        ("bias-residual", 3),
+        ("normed-gate", 5),
+        ("added-normed-gate-gelu", 6),
+    ],
+)
+@pytest.mark.parametrize("kind_of_weights", ["q8_0", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("n", [1, 8])
+def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weights: str, n: int) -> None:
+    assert taken(Case(kind, n=n, type=kind_of_weights)) == [n_nodes]
+
+
+@pytest.mark.parametrize("kind", ["heads", "added-heads", "heads-qk", "heads-bias", "heads-yarn-factors"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None:
+    with gg.Graph(cpu()) as g:
+        # As models do, K and V are stored before anything reads Q.
+        build(g, Case(kind, n=n))
+        g.build()
+        runs = [fused for _, fused in matches(g) if fused is not None]
+    assert len(runs) == 1 and runs[0].has_heads
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("alone", n=9),
+        Case("alone", type="f32"),
+        Case("alone", type="q4_0"),
+        Case("alone", rows=15),
+        Case("alone", k=96),
+    ],
+    ids=str,
+)
+def test_others_stay_with_ggml(case: Case) -> None:
+    assert taken(case) == []
+
+
+def test_a_value_that_is_read_elsewhere_is_not_left_out() -> None:
+    with gg.Graph(cpu()) as g:
+        x = norm(g, g.input("x", (1, 256)))
+        g.output("y", gg.mul_mat(g.weight(random(32, 256), type="q8_0"), x))
+        g.output("hidden", x * 2.0)
+        g.build()
+        assert [n for n, fused in matches(g) if fused is not None] == [1]
+
+
+def test_an_output_in_the_middle_is_not_left_out() -> None:
+    with gg.Graph(cpu()) as g:
+        x = g.output("hidden", norm(g, g.input("x", (1, 256))))
+        g.output("y", gg.mul_mat(g.weight(random(32, 256), type="q8_0"), x))
+        g.build()
+        assert [n for n, fused in matches(g) if fused is not None] == [1]
+
+
+def test_a_sum_of_other_shape_is_no_residual() -> None:
+    with gg.Graph(cpu()) as g:
+        y = gg.mul_mat(g.weight(random(32, 256), type="q8_0"), g.input("x", (2, 256)))
+        g.output("y", y + g.input("one", (2, 1)))
+        g.build()
+        assert [n for n, fused in matches(g) if fused is not None] == [1]
+
+
+def test_a_run_ends_where_it_is_told() -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case("normed"))
+        g.build()
+        fused = ffi.new("pg_fused *")
+        assert lib.pg_fuse_match(g._graph, 0, 2, fused) == 0
+        assert lib.pg_fuse_match(g._graph, 0, 3, fused) == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "is_taken"),
+    [
+        (Case("normed"), True),
+        (Case("normed", n=2), False),
+        (Case("normed", n=2, k=64, rows=8192), True),
+        (Case("normed-gate", n=8, k=64, rows=4096), True),
+    ],
+    ids=str,
+)
+def test_of_several_columns_only_what_pays_is_taken(
+    case: Case, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYGGML_FUSED")
+    assert bool(taken(case)) == is_taken
+
+
+def test_the_environment_switches_all_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", "0")
+    assert taken(Case("normed")) == []
