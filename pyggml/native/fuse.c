@@ -131,7 +131,8 @@ static bool fits(const pg_fused_products * p) {
     if (n_columns == 1 && p->is_normed && n_weights > max_normed) {
         return false;
     }
-    return n_columns <= PG_FUSED_MAX_COLUMNS && (n_columns <= 2 ? n_columns : n_columns <= 4 ? 4 : 8) * n_weights * 5 / 4 <= max_bytes;
+    const int64_t n_places = n_columns <= 2 ? n_columns : n_columns <= 4 ? 4 : 8;
+    return n_columns <= PG_FUSED_MAX_COLUMNS && n_places * n_weights * 5 / 4 <= max_bytes;
 }
 
 // Whether it is faster than ggml's kernels, as measured on an H200: several columns make every block's own rounding of the

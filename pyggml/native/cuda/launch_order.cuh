@@ -17,7 +17,13 @@ static __device__ __forceinline__ void wait_for_earlier() {
 #endif
 }
 
-// Launches a kernel that may start early.
+// Whether a kernel's code has the instructions above; without them it may not start early.
+static inline bool can_start_early(const void * kernel) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
+// Launches a kernel, early where it can wait.
 template <class... Arguments>
 static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                                    const Arguments &... arguments) {
@@ -30,6 +36,6 @@ static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = can_start_early(reinterpret_cast<const void *>(kernel)) ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }

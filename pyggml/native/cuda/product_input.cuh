@@ -319,10 +319,11 @@ struct one_column_taker {
                 norm(held, p, to.factors);
             }
 #pragma unroll 1
-            for (int i = static_cast<int>(threadIdx.x) * 4; i - static_cast<int>(threadIdx.x) * 4 < min(n, N_HELD * CHUNK); i += N_TOGETHER * CHUNK) {
+            for (int first = 0; first < min(n, N_HELD * CHUNK); first += N_TOGETHER * CHUNK) {
 #pragma unroll
                 for (int k = 0; k < N_TOGETHER; k++) {
-                    round_four<W, 1>(held[k], 0, start + i + k * CHUNK, i + k * CHUNK < n, to);
+                    const int i = first + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+                    round_four<W, 1>(held[k], 0, start + i, i < n, to);
                 }
 #pragma unroll
                 for (int k = 0; k < N_HELD - N_TOGETHER; k++) {

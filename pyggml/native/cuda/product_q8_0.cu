@@ -12,5 +12,5 @@ bool has_product_kernels() {
     cudaFuncAttributes attributes;
     const bool is_there = cudaFuncGetAttributes(&attributes, multiply_products<q8_0, 1, 16, false, false>) == cudaSuccess;
     cudaGetLastError();
-    return is_there && attributes.binaryVersion >= 80;
+    return is_there && attributes.ptxVersion >= 80;
 }

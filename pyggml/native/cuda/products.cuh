@@ -244,5 +244,8 @@ template <class W>
 static size_t fixed_memory(const products & p, int rows) {
     const int columns = columns_for(p.n_columns);
     const size_t n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
-    return 8 * N_PRODUCT_WARPS * rows * columns + (W::SUMS == sum_kind::none ? 36 : 40) * n_blocks * columns + (columns > 1 ? 16 * N_STAGES * N_INPUT_THREADS : 0) + 160;
+    const size_t partial = 8 * N_PRODUCT_WARPS * rows * columns;
+    const size_t activations = (W::SUMS == sum_kind::none ? 36 : 40) * n_blocks * columns;
+    const size_t stages = columns > 1 ? 16 * N_STAGES * N_INPUT_THREADS : 0;
+    return partial + activations + stages + 160;
 }
