@@ -142,7 +142,11 @@ class ChatFormat:
     def parser(self, opening: Opening = Opening(), tools: Sequence[Tool] = ()) -> ChatParser | None:
         """A parser for one answer, or None where all of its text is content."""
         is_plain = not tools and not self.style.is_always and not self.layout.closes and not self.layout.dropped
-        return None if is_plain else ChatParser(self.layout, tools, is_open=opening.is_open, lead=opening.lead)
+        if is_plain:
+            return None
+        return ChatParser(
+            self.layout, tools, is_open=opening.is_open, is_over=opening.is_over, lead=opening.lead
+        )
 
     def grammar_for(
         self,
@@ -170,7 +174,7 @@ class ChatFormat:
             return self._lazy_form(g, calls, opening)
         content = None if schema is None or must_call else self._lark_content(g, schema, opening)
         body = g.choice([part for part in (calls, content) if part is not None])
-        return Form(g.text(f"{self._lark_thought(g, opening)} {body}"))
+        return Form(g.text(f"{self._lark_thought(g, opening)} {body}".strip()))
 
     def _lark_calls(self, g: LarkText, tools: Sequence[Tool], is_parallel: bool, opening: Opening) -> str:
         style: Any = self.style
@@ -191,7 +195,9 @@ class ChatFormat:
     def _lark_thought(self, g: LarkText, opening: Opening) -> str:
         layout = self.layout
         space = g.terminal(r"[ \n]{0,4}")
-        if not layout.closes or opening.is_over:
+        if not layout.closes:
+            return ""
+        if opening.is_over:
             return space
         thought = f"{g.until(layout.closes)} {space}"
         if opening.is_open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from pyggml.engine.constraint import Constraint
 from pyggml.engine.formats.families import layout_of
 from pyggml.engine.formats.parser import ChatParser
 from pyggml.engine.formats.tools import joined_calls, tools_of
+from pyggml.engine.grammar_compiler import GrammarCompiler
 from pyggml.engine.tokenizer import Tokenizer
 
 END = 256
@@ -96,12 +98,20 @@ def tokenizer_of(marks: Sequence[str]) -> Tokenizer:
     )
 
 
+@cache
 def format_of(path: Path) -> ChatFormat:
     """The format of a template file, with a vocabulary made for it."""
     source = path.read_text()
     tokenizer = tokenizer_of(texts_in(layout_of(source)))
     template = ChatTemplate(source, bos_token="<BOS>", eos_token="<EOS>", special_texts=tokenizer.special_texts)
     return ChatFormat(template, tokenizer)
+
+
+@cache
+def compiler_of(path: Path) -> GrammarCompiler:
+    """What compiles grammars for a template's vocabulary."""
+    tokenizer = format_of(path)._tokenizer
+    return GrammarCompiler(tokenizer, tokenizer.n_vocab)
 
 
 def answer_in(format: ChatFormat, prompt: str, whole: str) -> tuple[str, str]:

@@ -14,11 +14,21 @@ import jsonschema
 import numpy as np
 import places
 import pytest
-from chat_formats import ADD, TOOLS, WEATHER, Read, answer_in, format_of, random_answer, read, tools
+from chat_formats import (
+    ADD,
+    TOOLS,
+    WEATHER,
+    Read,
+    answer_in,
+    compiler_of,
+    format_of,
+    random_answer,
+    read,
+    tools,
+)
 
 from pyggml.engine import SamplingParams
 from pyggml.engine.chat_format import ChatFormat, Opening, texts_in
-from pyggml.engine.grammar_compiler import GrammarCompiler
 
 QUESTION = {"role": "user", "content": "Who knows?"}
 ARGUMENTS: dict[str, Any] = {"city": 'Łódź "x" <b>', "days": 3, "options": {"k": [1, True]}}
@@ -204,10 +214,10 @@ def test_what_the_grammar_allows_is_read_as_calls_that_validate(path: Path, kind
     if form is None:
         assert kind == "lazy" and (format.style.is_always or opening.lead)
         return
-    compiler = GrammarCompiler(format._tokenizer, format._tokenizer.n_vocab)
+    compiler = compiler_of(path)
     rng = np.random.default_rng(11)
     n_finished = 0
-    for _ in range(6):
+    for _ in range(4):
         constraint = compiler.constraint(SamplingParams(grammar=form.grammar))
         assert constraint is not None
         text = random_answer(format, constraint, rng, opening)

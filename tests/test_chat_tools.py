@@ -115,6 +115,12 @@ def test_a_call_can_be_demanded(flat: LLM, choice: Any) -> None:
         jsonschema.validate(call.parsed(), ADD["parameters"])
 
 
+def test_calls_end_at_some_number(flat: LLM) -> None:
+    bias = {ord(char): 9 for char in '"}<,:\n'} | {258: -100}  # a model that does not want to end
+    answer = flat.chat(ASK, tools=[TOOLS[1]], tool_choice="required", seed=1, logit_bias=bias, max_tokens=1900)
+    assert 1 < len(answer.tool_calls) <= 16
+
+
 def test_a_call_that_begins_is_held_to_its_tool(tmp_path: Path) -> None:
     pieces = ["Well, ", "<tool", "_call>", "\n", '{"name": "', "nonsense", '"}']
     model = write_forced(tmp_path / "m.gguf", pieces, n_vocab=640).path
@@ -127,6 +133,7 @@ def test_a_call_that_begins_is_held_to_its_tool(tmp_path: Path) -> None:
 def test_response_format_holds_the_content(flat: LLM) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": OK}}
     answer = flat.chat(ASK, response_format=wanted, seed=1)
+    assert answer.startswith("{")
     jsonschema.validate(json.loads(answer), OK)
     jsonschema.validate(json.loads(flat.chat(ASK, json_schema=OK, seed=2)), OK)
     with pytest.raises(RequestError, match="one of them only"):

@@ -20,13 +20,18 @@ def show(stream: Stream) -> Completion:
     is_terminal = sys.stdout.isatty()
     for delta in stream:
         if delta.reasoning and is_terminal:
-            print(f"\x1b[2m{printable(delta.reasoning)}\x1b[22m", end="", flush=True)
+            print(dimmed(delta.reasoning), end="", flush=True)
         if delta.text:
             print(printable(delta.text) if is_terminal else delta.text, end="", flush=True)
     print(flush=True)
     (completion,) = stream.completions
     say(stats_line(completion.stats, completion.finish_reason))
     return completion
+
+
+def dimmed(text: str) -> str:
+    """What a model thinks, as a terminal shows it; nothing where there is no terminal."""
+    return f"\x1b[2m{printable(text)}\x1b[22m" if text and sys.stdout.isatty() else ""
 
 
 def stats_line(stats: Stats, reason: FinishReason) -> str:

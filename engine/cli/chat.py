@@ -87,7 +87,7 @@ class _Reply:
         try:
             for delta in self._stream:
                 text += delta.text
-                print(printable(delta.text), end="", flush=True)
+                print(answers.dimmed(delta.reasoning) + printable(delta.text), end="", flush=True)
         except KeyboardInterrupt:
             self._stream.close()
             say("\n[stopped]")

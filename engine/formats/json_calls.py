@@ -107,14 +107,14 @@ class JsonCalls:
 
     def lark(self, g: LarkText, tools: Sequence[Tool], is_parallel: bool) -> str:
         call = g.choice([g.rule(self._lark_object(g, tool)) for tool in tools])
-        several = f"{call} ({g.literal(self.between)} {call})*" if is_parallel else call
+        several = g.several(call, self.between, is_parallel)
         if self.is_list:
             opened, closed = self.start + self.inner + "[", "]" + self.inner + self.end
             return f"{g.literal(opened)} {several} {g.literal(closed)}"
         if self.is_many:
             return f"{g.literal(self.start + self.inner)} {several} {g.literal(self.inner + self.end)}"
         one = g.rule(f"{g.literal(self.start + self.inner)} {call} {g.literal(self.inner + self.end)}")
-        return f"{one} ({g.literal(self.between)} {one})*" if is_parallel else one
+        return g.several(one, self.between, is_parallel)
 
     def _lark_object(self, g: LarkText, tool: Tool) -> str:
         if self.is_keyed:

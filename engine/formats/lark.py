@@ -12,6 +12,8 @@ from typing import Any
 
 from ..grammar import json_rule
 
+MAX_CALLS = 16
+
 
 class LarkText:
     """A grammar under construction; `special` has the ids of control tokens by their texts."""
@@ -68,6 +70,13 @@ class LarkText:
         head = end if within is None else end[: within.start()]
         name = self._lazy.setdefault(f"/(?s:.*){quoted(head)}/", f"lazy{len(self._lazy)}")
         return name if within is None else f"{name} {self.literal(end[within.start() :])}"
+
+    def several(self, item: str, between: str, is_parallel: bool) -> str:
+        """One item or, with is_parallel, up to MAX_CALLS: a small model would repeat itself for ever."""
+        if not is_parallel:
+            return item
+        behind = f"{self.literal(between)} {item}" if between else item
+        return f"{item} ({behind}){{0,{MAX_CALLS - 1}}}"
 
     def choice(self, options: Iterable[str]) -> str:
         """One of several."""

@@ -141,10 +141,10 @@ class LooseCalls:
     def lark(self, g: LarkText, tools: Sequence[Tool], is_parallel: bool) -> str:
         call = g.choice([g.rule(self._lark_call(g, tool)) for tool in tools])
         if self.is_python:
-            several = f"{call} ({g.literal(', ')} {call})*" if is_parallel else call
+            several = g.several(call, ', ', is_parallel)
             return f"{g.literal(self.start + '[')} {several} {g.literal(']' + self.end)}"
         one = g.rule(f"{g.literal(self.start)} {call} {g.literal(self.end)}")
-        return f"{one}+" if is_parallel else one
+        return g.several(one, "", is_parallel)
 
     def _lark_call(self, g: LarkText, tool: Tool) -> str:
         opening, closing, mark = ("(", ")", "=") if self.is_python else ("{", "}", ":")

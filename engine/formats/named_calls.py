@@ -97,7 +97,7 @@ class NamedCalls:
 
     def lark(self, g: LarkText, tools: Sequence[Tool], is_parallel: bool) -> str:
         call = g.choice([g.rule(self._lark_call(g, tool)) for tool in tools])
-        several = f"{call} ({g.literal(self.between)} {call})*" if is_parallel else call
+        several = g.several(call, self.between, is_parallel)
         opening = [g.literal(self.start)] if self.start else []
         return " ".join([*opening, several, *([g.literal(self.end)] if self.end else [])])
 

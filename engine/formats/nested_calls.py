@@ -86,7 +86,7 @@ class NestedCalls:
 
     def lark(self, g: LarkText, tools: Sequence[Tool], is_parallel: bool) -> str:
         calls = g.choice([g.rule(self._lark_call(g, tool)) for tool in tools])
-        several = f"{calls}+" if is_parallel else calls
+        several = g.several(calls, "", is_parallel)
         return f"{g.literal(f'{self.mark}<tool_call>' + chr(10))} {several} {g.literal(f'{self.mark}</tool_call>')}"
 
     def _lark_call(self, g: LarkText, tool: Tool) -> str:

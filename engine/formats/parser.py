@@ -89,10 +89,19 @@ class CallReader(Reader):
 class ChatParser:
     """Takes an answer's text in pieces; `push` and `finish` return what each adds.
 
-    is_open: the prompt ends within reasoning. lead: the prompt ends with a mark that belongs to the answer.
+    is_open: the prompt ends within reasoning; is_over: behind it. lead: the prompt ends with a mark that belongs to the
+    answer.
     """
 
-    def __init__(self, layout: Layout, tools: Sequence[Tool] = (), *, is_open: bool = False, lead: str = "") -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tools: Sequence[Tool] = (),
+        *,
+        is_open: bool = False,
+        is_over: bool = False,
+        lead: str = "",
+    ) -> None:
         self._layout = layout
         self._r = CallReader(tools)
         self._r.text = lead
@@ -103,7 +112,7 @@ class ChatParser:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._space = ""  # white space that is content only if more content follows
-        self._drops_space = False
+        self._drops_space = is_over
         self._heads = {mark[0] for mark in (*self._styles, *layout.dropped)}
         self._is_plain = False  # waiting for more content, with nothing held back
         self._steps = self._run()

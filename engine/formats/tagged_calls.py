@@ -121,8 +121,8 @@ class TaggedCalls:
         call = g.choice([g.rule(self._lark_call(g, tool)) for tool in tools])
         if not self.start or self.tail.strip() == "":
             one = g.rule(f"{g.literal(self.start)} {call} {g.literal(self.end)}") if self.start else call
-            return f"{one} ({g.literal(self.between)} {one})*" if is_parallel else one
-        several = f"{call} ({g.literal(self.between)} {call})*" if is_parallel else call
+            return g.several(one, self.between, is_parallel)
+        several = g.several(call, self.between, is_parallel)
         return f"{g.literal(self.start)} {several} {g.literal(self.end)}"
 
     def _lark_call(self, g: LarkText, tool: Tool) -> str:
