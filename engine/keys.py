@@ -52,6 +52,18 @@ class Keys:
             raise self.refused(key, value, f"a whole number, {low} to {high}")
         return int(value)
 
+    def by_layer(self, key: str, n_layer: int, low: int, default: int) -> tuple[int, ...]:
+        """The whole numbers of `{arch}.key`, one a layer, all the same where the file or `default` has one."""
+        value = self.get(key, default)
+        if isinstance(value, (list, tuple, np.ndarray)):
+            listed = np.asarray(value)
+            if listed.shape != (n_layer,) or listed.dtype.kind not in "iu" or listed.min() < low:
+                raise self.refused(
+                    key, value, f"whole numbers, at least {low}, one for each of {n_layer} layers"
+                )
+            return tuple(listed.tolist())
+        return (self.integer(key, low, default=default),) * n_layer
+
     def number(self, key: str, low: float, high: float = MAX_FLOAT, default: float | None = None) -> float:
         """The finite number of `{arch}.key`, or `default`; the limits include both ends.
 

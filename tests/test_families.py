@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from family_modes import F32, MODES, answered, from_reference, nmse, ranks_of
 from stored_logits import PROMPT, StoredCase, stored_cases
 from tiny import FAMILIES
-from tiny_families import RECIPES, write_family
+from tiny_families import RECIPES, weights_of, write_family
 
-from pyggml.engine import LLM, ConfigError, models, weights
+from pyggml.engine import LLM, ConfigError, ModelError, models, weights
 
 CASES = [case for arch in RECIPES for case in stored_cases(arch)]
 # Shapes with many layers are there for numbers that go with them, and would take long over ranks.
@@ -90,6 +91,44 @@ def test_rows_that_the_device_cannot_look_up_come_from_the_host(
     monkeypatch.setattr(weights, "_can_look_up", lambda backend, tensor: False)
     logits, ids = answered(path)
     assert np.array_equal(logits, right) and ids == answers
+
+
+ODD_VALUES = (
+    0,
+    1,
+    -1,
+    3,
+    2**31,
+    2**63,
+    1.5,
+    -1e9,
+    1e39,
+    float("nan"),
+    float("inf"),
+    "x",
+    "",
+    True,
+    [],
+    [1, 2],
+    ["a"],
+)
+
+
+@pytest.mark.parametrize(("arch", "variant"), [(a, v) for a, recipes in RECIPES.items() for v in recipes])
+def test_odd_metadata_is_refused_as_a_fault_of_the_model(arch: str, variant: str) -> None:
+    """Every key of every recipe with values of other kinds and sizes, or missing: numbers or a ModelError."""
+    found = models.family(arch)
+    metadata, _ = weights_of(arch, variant)
+    n_refused = 0
+    for key, odd in itertools.product([key for key in metadata if "vocab" not in key], (*ODD_VALUES, None)):
+        changed = {k: v for k, v in (metadata | {key: odd}).items() if v is not None}
+        try:
+            hp = found.hparams(changed, arch, 320)
+            if hp.n_layer <= 64 and hp.n_expert <= 256:
+                assert all(row.name for row in found.table(hp))
+        except ModelError:
+            n_refused += 1
+    assert n_refused > 50
 
 
 def test_every_architecture_has_stored_logits_of_two_shapes_and_three_types() -> None:

@@ -46,7 +46,9 @@ def family(arch: str) -> Family:
     """
     if arch not in MODULES:
         needs = f" needs {_LACKS[arch]}, which is missing" if arch in _LACKS else ""
-        raise UnsupportedArchitecture(f"architecture {arch!r}{needs}; supported are {', '.join(sorted(MODULES))}")
+        raise UnsupportedArchitecture(
+            f"architecture {arch!r}{needs}; supported are {', '.join(sorted(MODULES))}"
+        )
     module = importlib.import_module(f".{MODULES[arch]}", __name__)
     found: Family = module.FAMILIES[arch]
     return found

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import pyggml as gg
 
 from ..blocks.attention import attend_cached, only_writes, rotate
@@ -22,7 +20,7 @@ from ..blocks.experts import routed
 from ..blocks.feed_forward import feed_forward
 from ..blocks.layers import AROUND, sequential
 from ..forward import Forward
-from ..hparams import Heads, HParams, read_hparams, with_windows
+from ..hparams import MAX_LAYERS, Heads, HParams, read_hparams, with_windows
 from ..keys import Keys
 from ..weight_table import (
     Source,
@@ -36,6 +34,7 @@ from ..weight_table import (
 )
 from .family import Family
 
+_PATTERN = "truth values, one a layer, some of them true, and a window above 0"
 # The norms before the feed-forward are its own.
 _NORMS = replace(AROUND, feed_forward=None)
 
@@ -134,21 +133,32 @@ def _end(f: Forward, i: int, x: gg.Tensor, *, by_layer: gg.Tensor | None) -> gg.
 def _hparams(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:
     """Numbers that files give layer by layer: one of each kind of layer, and the widths of feed-forwards."""
     keys = Keys(metadata, arch)
-    given = {name: keys.get(name) for name in ("attention.head_count_kv", "feed_forward_length")}
-    first = {f"{arch}.{name}": int(np.max(value)) for name, value in given.items() if np.ndim(value)}
+    n_layer = keys.integer("block_count", 1, MAX_LAYERS)
+    n_head_kv = keys.by_layer(
+        "attention.head_count_kv", n_layer, 1, default=keys.integer("attention.head_count", 1)
+    )
+    n_ffs = keys.by_layer("feed_forward_length", n_layer, 1, default=1)
+    first = {f"{arch}.attention.head_count_kv": max(n_head_kv), f"{arch}.feed_forward_length": max(n_ffs)}
     hp = read_hparams(ChainMap(first, metadata), arch, n_vocab=n_vocab, neox=True)  # type: ignore[arg-type]
     hp = with_windows(hp, keys, period=1, freq_base=10000.0)
-    full, windowed = _n_head_kv(hp, keys)
+    if not any(hp.is_swa):
+        raise keys.refused(
+            "attention.sliding_window_pattern", keys.get("attention.sliding_window_pattern"), _PATTERN
+        )
+    full, windowed = _of_kinds(hp, keys, n_head_kv)
     head_dim = keys.integer("attention.key_length_swa", 1, default=hp.head_dim)
     n_rot = keys.integer("rope.dimension_count_swa", 2, head_dim, min(head_dim, hp.rope.n_dims))
-    n_ffs = np.broadcast_to(given["feed_forward_length"], hp.n_layer).tolist()
     n_shared = keys.integer("attention.shared_kv_layers", 0, hp.n_layer - 1, default=0)
+    if n_shared and len({hp.is_swa[i] for i in range(hp.n_layer - n_shared)}) < 2:
+        raise keys.refused(
+            "attention.shared_kv_layers", n_shared, "such that a layer of each kind keeps its own"
+        )
     return replace(
         hp,
         n_head_kv=full,
         heads_swa=Heads(windowed, head_dim, keys.integer("attention.value_length_swa", 1, default=head_dim)),
         rope_swa=replace(hp.rope_swa, n_dims=n_rot, freq_scale=1.0, has_factors=False),
-        n_ffs=tuple(n_ffs),
+        n_ffs=n_ffs,
         n_layer_kv=hp.n_layer - n_shared if n_shared else 0,
         n_embd_per_layer=keys.integer("embedding_length_per_layer_input", 0, default=0),
         attn_scale=1.0,
@@ -157,16 +167,14 @@ def _hparams(metadata: Mapping[str, Any], arch: str, n_vocab: int) -> HParams:
     )
 
 
-def _n_head_kv(hp: HParams, keys: Keys) -> tuple[int, int]:
+def _of_kinds(hp: HParams, keys: Keys, n_head_kv: tuple[int, ...]) -> tuple[int, int]:
     """Key/value heads of layers without a window and with one."""
-    key = "attention.head_count_kv"
-    values = np.broadcast_to(keys.get(key, hp.n_head), hp.n_layer)
-    kinds = [
-        set(values[np.array(hp.is_swa) == is_swa].tolist()) or {hp.n_head_kv} for is_swa in (False, True)
-    ]
-    if any(len(kind) > 1 or hp.n_head % min(kind) for kind in kinds):
-        raise keys.refused(key, values, f"one divisor of head_count = {hp.n_head} for each kind of layer")
-    return min(kinds[0]), min(kinds[1])
+    kinds = [{n for n, kind in zip(n_head_kv, hp.is_swa) if kind == is_swa} for is_swa in (False, True)]
+    if any(len(kind) > 1 or any(hp.n_head % n for n in kind) for kind in kinds):
+        needed = f"one divisor of head_count = {hp.n_head} for each kind of layer"
+        raise keys.refused("attention.head_count_kv", n_head_kv, needed)
+    full, windowed = (min(kind, default=hp.n_head_kv) for kind in kinds)
+    return full, windowed
 
 
 FAMILIES = {"gemma4": Family("gemma4", _hparams, table, forward)}

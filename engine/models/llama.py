@@ -16,7 +16,7 @@ from functools import partial
 from ..blocks.attention import attention, rope_then_norm
 from ..blocks.layers import Norms, sequential
 from ..hparams import HParams, Temperature
-from ..keys import Keys
+from ..keys import ABOVE_0, MAX_FLOAT, Keys
 from ..weight_table import Weight, embedding_rows, layer_rows
 from .family import Family, numbers
 
@@ -40,9 +40,11 @@ def _every_fourth_without_positions(hp: HParams, keys: Keys) -> HParams:
 def _stretched_base(hp: HParams, keys: Keys) -> HParams:
     """A longer context by a larger base (NTK)."""
     alpha = keys.number("rope.scaling.alpha", 0.0, default=0.0)
-    if not alpha:
+    if not alpha or hp.head_dim <= 2:
         return hp
     base = hp.rope.freq_base * alpha ** (hp.head_dim / (hp.head_dim - 2))
+    if not ABOVE_0 <= base <= MAX_FLOAT:
+        raise keys.refused("rope.scaling.alpha", alpha, f"such that the base becomes a float32, not {base:g}")
     rope = replace(hp.rope, freq_base=base)
     return replace(hp, rope=rope, rope_swa=rope)
 

@@ -54,7 +54,7 @@ def _shared_experts(hp: HParams, keys: Keys) -> HParams:
 def _narrow(hp: HParams, keys: Keys) -> HParams:
     """Experts that together are as wide as a dense layer, where the file does not say how wide they are."""
     is_given = keys.get("expert_feed_forward_length") is not None
-    return hp if is_given else replace(hp, n_ff_exp=hp.n_ff // hp.n_expert_used)
+    return hp if is_given or not hp.n_expert else replace(hp, n_ff_exp=hp.n_ff // hp.n_expert_used)
 
 
 _hunyuan = partial(sequential, attend=partial(attention, place=rope_then_norm))
