@@ -43,6 +43,11 @@ def are_graphs_on() -> bool:
     return os.environ.get("PYGGML_CUDA_GRAPHS", "1").strip().lower() not in ("0", "off", "no", "false")
 
 
+def are_kernels_on() -> bool:
+    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is on."""
+    return os.environ.get("PYGGML_FUSED", "0").strip().lower() in ("1", "on", "yes", "true")
+
+
 def why() -> Any:
     """A buffer for a reason."""
     return ffi.new("char[]", WHY_BYTES)

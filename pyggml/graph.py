@@ -70,6 +70,11 @@ class Graph(Definition):
             self._layout.record()
 
     @property
+    def n_fused(self) -> int:
+        """Runs of nodes that our own CUDA kernels compute as one; only PYGGML_FUSED=1 lets them."""
+        return 0 if self._layout is None else self._layout.n_fused
+
+    @property
     def replay(self) -> tuple[str, str]:
         """Whether runs replay recorded launches: `off`, `waiting`, `recorded`, or `refused` and why."""
         return ("off", "") if self._layout is None else self._layout.replay

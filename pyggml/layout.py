@@ -16,7 +16,7 @@ import numpy as np
 from ._ffi import ffi, last_native_error, lib
 from .allocator import Allocator
 from .backend import Backend
-from .cuda_module import are_graphs_on, cuda_api
+from .cuda_module import are_graphs_on, are_kernels_on, cuda_api
 from .dtypes import DType
 from .errors import AllocationError, ComputeError, ShapeError
 from .tensor import Tensor
@@ -123,8 +123,9 @@ class Layout:
             raise
         self._backend, self._allocator = backend, allocator
         self._api = cuda_api() if backend.device.module == "cuda" else None
-        if self._api is not None:
-            lib.pg_plan_use(self._plan, self._api)
+        if self._api is not None and not lib.pg_plan_use(self._plan, self._api, are_kernels_on()):
+            self.free()
+            raise AllocationError("no host memory for a plan")
         self._generation = allocator.generation
         # Inputs that nothing reads get no memory.
         self._fed = {n: i for n, i in inputs.items() if i.handle.data != ffi.NULL}
@@ -149,6 +150,11 @@ class Layout:
     def forget_recorded(self) -> None:
         """What was recorded is void: tensors have moved."""
         lib.pg_plan_changed(self._plan)
+
+    @property
+    def n_fused(self) -> int:
+        """Runs of nodes that our own kernels compute as one."""
+        return int(lib.pg_plan_n_fused(self._plan))
 
     @property
     def replay(self) -> tuple[str, str]:

@@ -9,6 +9,7 @@
 #include "plan.h"
 
 #include "interrupt.h"
+#include "pieces.h"
 #include "replay.h"
 #include "support.h"
 
@@ -39,6 +40,8 @@ struct pg_plan {
     pg_group * group;
     int rank;
     const pgc_api * api;                 // of a plan on a card
+    pg_pieces pieces;                    // of all segments, where some nodes are computed as one
+    int * first_piece;                   // n_steps + 2; NULL: ggml computes all nodes
     pg_replay * replay;                  // NULL: every run launches node by node
 };
 
@@ -145,6 +148,8 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 void pg_plan_free(pg_plan * plan) {
     if (plan) {
         pg_replay_free(plan->replay);
+        pg_pieces_free(&plan->pieces);
+        free(plan->first_piece);
         ggml_free(plan->dep_ctx);
         free(plan->deps);
         free(plan->segments);
@@ -170,9 +175,13 @@ void pg_plan_join(pg_plan * plan, pg_group * group, int rank) {
     plan->rank = rank;
 }
 
-static enum ggml_status compute(pg_plan * plan, struct ggml_cgraph * segment) {
+static int compute(pg_plan * plan, int i) {
+    struct ggml_cgraph * segment = &plan->segments[i];
     if (segment->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
+    }
+    if (plan->first_piece) {
+        return pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], plan->api, plan->backend);
     }
     return ggml_backend_graph_compute_async(plan->backend, segment);
 }
@@ -225,7 +234,7 @@ static int take_step(pg_plan * plan, int i) {
 // The segments `first` to `last` and the steps between them.
 static int walk(pg_plan * plan, int first, int last) {
     for (int i = first; i <= last; i++) {
-        int status = compute(plan, &plan->segments[i]);
+        int status = compute(plan, i);
         if (status == GGML_STATUS_SUCCESS && i < last) {
             status = take_step(plan, i);
         }
@@ -311,8 +320,31 @@ static int run_steps(pg_plan * plan) {
     return pg_replay_state_of(plan->replay, &why) == PG_REPLAY_RECORDED ? replay_steps(plan) : walk(plan, 0, plan->n_steps);
 }
 
-void pg_plan_use(pg_plan * plan, const void * api) {
+bool pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
     plan->api = api;
+    if (!may_fuse || !plan->api->can_fuse(plan->backend)) {
+        return true;
+    }
+    plan->first_piece = malloc((plan->n_steps + 2) * sizeof(int));
+    plan->pieces.graph = plan->graph;
+    bool is_made = plan->first_piece != NULL;
+    int start = 0;
+    for (int i = 0; i <= plan->n_steps && is_made; i++) {
+        const int stop = start + plan->segments[i].n_nodes;
+        plan->first_piece[i] = plan->pieces.n;
+        is_made = pg_pieces_add(&plan->pieces, start, stop);
+        plan->first_piece[i + 1] = plan->pieces.n;
+        start = stop;
+    }
+    if (is_made && pg_pieces_n_fused(&plan->pieces) == 0) {
+        free(plan->first_piece);
+        plan->first_piece = NULL;
+    }
+    return is_made;
+}
+
+int pg_plan_n_fused(const pg_plan * plan) {
+    return pg_pieces_n_fused(&plan->pieces);
 }
 
 bool pg_plan_replay(pg_plan * plan) {

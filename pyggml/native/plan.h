@@ -57,8 +57,10 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 // Makes the plan one rank's of a group; only then may it have steps that are collectives.
 void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
 
-// Gives a plan on a card the CUDA module's table (pgc_api).
-void pg_plan_use(pg_plan * plan, const void * api);
+// Gives a laid-out plan on a card the CUDA module's table (pgc_api); with may_fuse runs of nodes that its kernels
+// know are computed as one. False without host memory.
+bool pg_plan_use(pg_plan * plan, const void * api, bool may_fuse);
+int pg_plan_n_fused(const pg_plan * plan);
 
 // Has such a plan recorded in its second run and replayed from then on.
 // In a group either all ranks' plans are recorded or none. False without host memory.

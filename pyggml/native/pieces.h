@@ -1,0 +1,33 @@
+// A segment of a laid-out graph as pieces: runs of nodes that the CUDA module computes as one, and what lies between.
+#pragma once
+
+#include "cuda_api.h"
+#include "fuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int first, stop;
+    bool is_fused;  // else ggml computes the nodes
+    pg_fused fused;
+} pg_piece;
+
+typedef struct {
+    struct ggml_cgraph * graph;
+    pg_piece * items;
+    int n, max;
+} pg_pieces;
+
+// Appends the pieces of nodes first to stop - 1; false without host memory.
+bool pg_pieces_add(pg_pieces * pieces, int first, int stop);
+void pg_pieces_free(pg_pieces * pieces);
+int pg_pieces_n_fused(const pg_pieces * pieces);
+
+// Launches pieces first to stop - 1 in turn; a ggml_status.
+int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend);
+
+#ifdef __cplusplus
+}
+#endif
