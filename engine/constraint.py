@@ -109,6 +109,7 @@ class Constraint:
     ) -> None:
         self._matcher = matcher
         self._mask = np.zeros(n_words, np.int32)
+        self._is_ready = False
         self._texts = texts
         self._watch = None if trigger is None else Watch(trigger)
         self.is_awake = trigger is None
@@ -125,9 +126,15 @@ class Constraint:
         """
         if not self.is_awake:
             return None
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self.prepare()
         self._check()
         return self._mask
+
+    def prepare(self) -> None:
+        """Work the mask out ahead of its use, say while the device computes."""
+        if self.is_awake and not self._is_ready:
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._is_ready = True
 
     def allows(self, tokens: Sequence[int]) -> bool:
         """Whether all of these tokens may come next, one after another."""
@@ -135,6 +142,7 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         """Take the token that was chosen. Raises: GenerationError for one that the grammar does not allow."""
+        self._is_ready = False
         if self.is_awake:
             self._matcher.consume_token(token)
             self._check()

@@ -238,10 +238,15 @@ class Engine:
             self._form(row.request, row.request.take, sampled)
 
     def _tell(self) -> None:
-        """Send the texts of the tokens that were taken last; the next step may be running."""
+        """Send the texts of the tokens that were taken last, and prepare the choice of those that follow.
+
+        The next step may be running.
+        """
         untold, self._untold = self._untold, []
         for request, sampled in untold:
             self._form(request, request.tell, sampled)
+            if request.sampler.constraint is not None:
+                request.sampler.constraint.prepare()
 
     def _form(self, request: Request, part: Callable[[Sampled], bool | None], sampled: Sampled) -> None:
         """Do a part of forming a request's answer; what goes wrong there ends this request only."""

@@ -207,6 +207,18 @@ def test_the_same_grammar_is_compiled_once(plain_model: Path) -> None:
     assert not allows(constraints[1].mask(), ord('"'))
 
 
+def test_a_mask_that_was_prepared_is_the_one_that_counts(compiler: GrammarCompiler) -> None:
+    prepared, plain = (compiler.constraint(SamplingParams(regex="ab?c")) for _ in range(2))
+    assert prepared is not None and plain is not None
+    for byte in b"abc":
+        prepared.prepare()
+        first, second = prepared.mask(), plain.mask()
+        assert first is not None and second is not None
+        np.testing.assert_array_equal(first, second)
+        prepared.accept(byte)
+        plain.accept(byte)
+
+
 def test_a_vocabulary_without_texts_is_refused() -> None:
     tokenizer = Tokenizer.from_gguf({"tokenizer.ggml.model": "no_vocab", "general.architecture": "llama"})
     with pytest.raises(RequestError, match="vocabulary"):
