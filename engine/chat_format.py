@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .model import Model
     from .tokenizer import Tokenizer
 
+_CONTENT = "around_content"  # the rule that a grammar of the content begins with
 _PROBE_NAME = "zq7_probe_call"
 Messages = Sequence[Mapping[str, Any]]
 ToolChoice = str | Mapping[str, Any] | None
@@ -182,8 +183,24 @@ class ChatFormat:
             style, is_parallel = replace(style, head=style.head.removeprefix(opening.lead)), False
         return g.rule(style.lark(g, tools, is_parallel))
 
+    def grammar_around(self, text: str, opening: Opening) -> str:
+        """A grammar of the content, in the library's language, with reasoning allowed before it."""
+        layout = self.layout
+        is_free = not layout.closes or opening.is_over
+        if text.lstrip().startswith("{") or (is_free and not isinstance(self.style, Channels)):
+            return text
+        g = LarkText(self._special, own="around_")
+        if isinstance(self.style, Channels):
+            start = self.style.lark_final(g, _CONTENT)
+        else:
+            start = f"{self._lark_thought(g, opening)} {self._lark_within(g, _CONTENT, opening)}"
+        return g.text(start) + re.sub(r"(?m)^\s*start\b", _CONTENT, text)
+
     def _lark_content(self, g: LarkText, schema: str, opening: Opening) -> str:
-        form = g.rule(json_rule(schema))
+        return self._lark_within(g, g.rule(json_rule(schema)), opening)
+
+    def _lark_within(self, g: LarkText, form: str, opening: Opening) -> str:
+        """Content of a form within the format's marks."""
         text_name = getattr(self.style, "text_name", None)
         if text_name is not None:
             mark = self.style.starts[0].removeprefix(opening.lead)

@@ -14,8 +14,9 @@ from .chat_format import ChatFormat, Form, Messages, Opening, ToolChoice, chosen
 from .errors import RequestError
 from .formats.parser import ChatParser
 from .formats.tools import Tool, tools_of
-from .grammar import ANY_OBJECT, check_schema, schema_text
+from .grammar import ANY_OBJECT, Grammar, check_schema, schema_text
 from .request import Delta, FinishReason
+from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
 
 _FORMS = ("json_schema", "json_object", "regex", "grammar")
@@ -59,7 +60,7 @@ class ChatPrompt:
         if any(name in options for name in _FORMS):
             if tool_choice not in (None, "auto", "none"):
                 raise RequestError("a grammar or regex and a tool_choice that demands a call exclude each other")
-            form: Form | None = None
+            form = _form_of(format, opening, options)
         else:
             if schema is not None:
                 check_schema("json_schema", schema)
@@ -114,6 +115,13 @@ def _enforceable(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
                 raise
             found.append(Tool(tool.name))
     return found
+
+
+def _form_of(format: ChatFormat, opening: Opening, options: dict[str, Any]) -> Form | None:
+    """The caller's own grammar or regex, which is about the content: reasoning may come before it."""
+    grammar = Grammar.of(SamplingParams(regex=options.pop("regex", None), grammar=options.pop("grammar", None)))
+    assert grammar is not None, "one of them was given"
+    return Form(format.grammar_around(grammar.text, opening), options.pop("trigger", None))
 
 
 def _schema(schema: str | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

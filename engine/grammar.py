@@ -51,8 +51,8 @@ class Grammar:
         if params.json_object:
             return cls(_with_head(f"start: {json_rule(ANY_OBJECT)}"), "json_object", ANY_OBJECT)
         if params.regex is not None:
-            text = llguidance.LLMatcher.grammar_from_regex(params.regex)
-            return cls(_with_head(text), "regex", params.regex)
+            literal = llguidance.regex_to_lark(params.regex.replace("\n", "\\n"), "")
+            return cls(_with_head(f"start: /{literal}/"), "regex", params.regex)
         return None if params.grammar is None else cls.from_grammar(params.grammar)
 
     @classmethod

@@ -147,6 +147,16 @@ def test_reasoning_comes_before_a_schema(forced: Callable[..., Path]) -> None:
     assert (answer.reasoning, json.loads(answer)) == ("Hm, <b>.", {"ok": True})
 
 
+@pytest.mark.parametrize("form", [{"regex": "[a-c]+"}, {"grammar": "root ::= [a-c]+"}, {"grammar": "start: /[a-c]+/"}])
+def test_reasoning_comes_before_a_grammar(forced: Callable[..., Path], form: dict[str, Any]) -> None:
+    with LLM(forced("Hm, <b>.</think>abc"), **OPEN, chat_template=THINKING) as llm:
+        answer = llm.chat(ASK, temperature=0, **form)
+    assert (answer.reasoning, answer.text) == ("Hm, <b>.", "abc")
+    with LLM(forced("Hm, <b>."), **OPEN, chat_template=QWEN) as llm:
+        answer = llm.chat(ASK, temperature=0, max_tokens=5, **form)
+    assert answer and set(answer) <= set("abc")
+
+
 def test_tools_with_a_schema_give_a_call_or_schema_text(flat: LLM) -> None:
     kinds = set()
     for seed in range(12):

@@ -16,10 +16,14 @@ MAX_CALLS = 16
 
 
 class LarkText:
-    """A grammar under construction; `special` has the ids of control tokens by their texts."""
+    """A grammar under construction; `special` has the ids of control tokens by their texts.
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    All names that it makes begin with `own`, so that it can stand beside another grammar.
+    """
+
+    def __init__(self, special: Mapping[str, int], own: str = "") -> None:
         self._special = special
+        self._own = own
         names = sorted(special, key=len, reverse=True)
         self._cut = re.compile("|".join(map(re.escape, names))) if names else None
         self._rules: dict[str, str] = {}  # by definition
@@ -51,7 +55,7 @@ class LarkText:
 
     def rule(self, definition: str) -> str:
         """A rule with this definition."""
-        return self._rules.setdefault(definition, f"r{len(self._rules)}")
+        return self._rules.setdefault(definition, f"{self._own}r{len(self._rules)}")
 
     def define(self, name: str, definition: str) -> None:
         """A rule with a name of its own, which may use itself."""
@@ -59,7 +63,8 @@ class LarkText:
 
     def terminal(self, regex: str) -> str:
         """A regular expression; `/` in it is escaped here."""
-        return self._terminals.setdefault(f"/{regex.replace('/', '[/]')}/", f"T{len(self._terminals)}")
+        name = f"{self._own.upper()}T{len(self._terminals)}"
+        return self._terminals.setdefault(f"/{regex.replace('/', '[/]')}/", name)
 
     def until(self, end: str) -> str:
         """Any text up to the first place where `end` stands, and `end`."""
@@ -68,7 +73,7 @@ class LarkText:
             return f"{self.terminal('(?s:.*)')} {self.literal(end)}"
         within = self._cut.search(end) if self._cut is not None else None
         head = end if within is None else end[: within.start()]
-        name = self._lazy.setdefault(f"/(?s:.*){quoted(head)}/", f"lazy{len(self._lazy)}")
+        name = self._lazy.setdefault(f"/(?s:.*){quoted(head)}/", f"{self._own}lazy{len(self._lazy)}")
         return name if within is None else f"{name} {self.literal(end[within.start() :])}"
 
     def several(self, item: str, between: str, is_parallel: bool) -> str:
