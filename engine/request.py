@@ -167,6 +167,11 @@ class Request:
         """Prompt tokens that are not evaluated yet."""
         return len(self.prompt_ids) - self.n_past
 
+    @property
+    def last_id(self) -> int:
+        """The last token of prompt and answer."""
+        return self.output_ids[-1] if self.output_ids else self.prompt_ids[-1]
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens of prompt and answer by position."""
         n = len(self.prompt_ids)

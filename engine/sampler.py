@@ -90,13 +90,9 @@ class Sampler:
                 self._remember(token)
         self.has_edits = bool(bias) or self._has_penalty or self._has_repeat_penalty
         self._top_k = params.top_k if 0 < params.top_k < n_vocab else 0
-
-    @property
-    def n_candidates(self) -> int:
-        """How many candidates `choose` wants to see first."""
-        if self.params.is_greedy:
-            return 1
-        return self._top_k or N_FIRST_LOOK
+        self._is_greedy = params.is_greedy
+        # How many candidates `choose` wants to see first.
+        self.n_candidates = 1 if self._is_greedy else self._top_k or N_FIRST_LOOK
 
     def is_served_by(self, k: int) -> bool:
         """Whether the k best logits of a row and its log-sum-exp at scale 1 are enough, as the model made them."""
@@ -141,7 +137,7 @@ class Sampler:
     @property
     def scale(self) -> float:
         """The factor on the logits at which `choose` needs the whole row's log-sum-exp; 0 if it does not."""
-        if self.params.is_greedy or self._top_k:
+        if self._is_greedy or self._top_k:
             return 0.0
         if self.params.top_p < 1:
             return 1.0
@@ -174,14 +170,14 @@ class Sampler:
 
     def draw(self) -> float:
         """The random number in [0, 1) for the next token; greedy sampling uses none."""
-        return 0.0 if self.params.is_greedy else self._random.random()
+        return 0.0 if self._is_greedy else self._random.random()
 
     def knobs(self, n_found: int) -> Knobs:
         """What chooses among that many candidates, all there are; draws the number for the next token."""
         params, n_seen = self.params, min(n_found, self.n_candidates)
-        if params.is_greedy:
+        if self._is_greedy:
             return Knobs(n_seen, 1.0, 0.0, 1.0, 0.0)
-        return Knobs(n_seen, params.top_p, params.min_p, params.temperature, self.draw())
+        return Knobs(n_seen, params.top_p, params.min_p, params.temperature, self._random.random())
 
     def choose(
         self, ids: npt.NDArray[np.int32], values: FloatRow, logsumexp: float, number: float, is_all: bool

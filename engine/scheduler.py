@@ -102,8 +102,7 @@ class Scheduler:
 
     def _decode(self, requests: Sequence[Request]) -> Batch:
         ordered = sorted(requests, key=lambda r: r.slot or 0)
-        rows = (Row(r, r.n_past, tuple(r.tokens(r.n_past, r.n_past + 1)), True) for r in ordered)
-        return Batch(Phase.DECODE, tuple(rows))
+        return Batch(Phase.DECODE, tuple(Row(r, r.n_past, (r.last_id,), True) for r in ordered))
 
     def ran(self, batch: Batch, seconds: float = 0.0) -> None:
         """Note that the batch's tokens are in the cache, and how long that took."""
