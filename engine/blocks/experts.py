@@ -103,6 +103,7 @@ def route(f: Forward, logits: gg.Tensor, bias: gg.Tensor | None) -> tuple[gg.Ten
         weights = (flat / total).reshape(n, used, 1)
     if hp.expert_weights_scale != 1.0:
         weights = weights * hp.expert_weights_scale
+    f.graph.do(weights)  # ggml's CUDA code makes one kernel of these nodes where they follow one another
     if f.is_mixed:
         # Other kernels may order a near-tie differently: all ranks take rank 0's choice.
         return f.graph.broadcast(ids.cont()), f.graph.broadcast(weights.cont())
