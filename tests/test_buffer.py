@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from graphs import cpu, random, stored
 
 import pyggml as gg
+from pyggml._ffi import last_native_error, lib
 
 KINDS = ["f32", "f16", "bf16", "q8_0", "q4_k", "i8", "i16", "i32", "i64", "f64"]
 
@@ -277,3 +279,24 @@ def test_rows_read_are_what_set_takes() -> None:
         np.testing.assert_array_equal(buffer["b"].numpy()[2:5], buffer["a"].numpy()[2:5])
         with pytest.raises(gg.ShapeError, match="outside"):
             buffer["a"].read_rows(4, 3)
+
+
+def test_the_words_of_a_failed_call_are_for_the_thread_that_made_it() -> None:
+    buffer_type = cpu().buffer_types()[-1]
+    words: list[str] = []
+
+    def fail() -> None:
+        lib.ggml_backend_buft_alloc_buffer(buffer_type, 2**60)
+        has_failed.set()
+        assert was_read.wait(60)
+        words.append(last_native_error())
+
+    has_failed, was_read = threading.Event(), threading.Event()
+    last_native_error()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    assert has_failed.wait(60)
+    words.append(last_native_error())
+    was_read.set()
+    thread.join(60)
+    assert words[0] == "" and "failed to allocate" in words[1]
