@@ -46,13 +46,13 @@ class CudaLinks:
         *,
         wait_s: float = 60.0,
         proof_s: float = 10.0,
-        nccl_s: float = nccl.TRIAL_DEADLINE_S,
+        nccl_s: float | None = None,
         reduce_dtype: str = "f32",
         retest: bool = False,
     ) -> None:
         self.n_ranks = len(backends)
         self.devices = [backend.device for backend in backends]
-        self.wait_s, self.proof_s, self.nccl_s = wait_s, proof_s, nccl_s
+        self.wait_s, self.proof_s, self.nccl_s = wait_s, proof_s, nccl_s or nccl.trial_deadline_s()
         self._is_retest = retest or is_retest_wanted()
         self._proven_types = [dtype(name).id for name in dict.fromkeys(("f32", reduce_dtype))]
         self._host_seconds = host_seconds

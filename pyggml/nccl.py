@@ -108,6 +108,21 @@ def use_settings(peers: bool) -> None:
     _used_with_peers = peers
 
 
+def trial_deadline_s() -> float:
+    """Seconds until a trial counts as hanging: PYGGML_NCCL_TRIAL_S, else TRIAL_DEADLINE_S.
+
+    Raises DeviceError for what is no number above 0.
+    """
+    text = os.environ.get("PYGGML_NCCL_TRIAL_S") or str(TRIAL_DEADLINE_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise DeviceError(f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds above 0 is needed, such as 20")
+    return seconds
+
+
 def run_trial(
     library: Library, bus_ids: Sequence[str], peers: bool, deadline_s: float = TRIAL_DEADLINE_S
 ) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyggml
 import pyggml.engine
 from pyggml.engine.cli.commands import COMMANDS
 from pyggml.engine.cli.options import OPTIONS, options_of
-from pyggml.engine.cli.options_page import page
+from pyggml.engine.cli.options_page import ENVIRONMENT, page
 
 # The command's own imports, apart from those of the packages around it.
 ALONE = """
@@ -91,3 +92,11 @@ def test_the_page_of_options_is_current() -> None:
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version").out.startswith("pyggml ")
+
+
+def test_the_page_has_every_variable_that_the_packages_read() -> None:
+    root = Path(__file__).parent.parent
+    sources = [path for package in ("pyggml", "engine", "server") for path in (root / package).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"environ\b[^\n]*?(PYGGML_[A-Z_0-9]+)", path.read_text())}
+    assert read and read <= set(ENVIRONMENT) | {option.environment for option in OPTIONS}
+    assert set(ENVIRONMENT) <= read | {"PYGGML_P2P"}  # which stands in a list

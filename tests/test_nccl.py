@@ -142,6 +142,19 @@ def test_force_repeats_a_trial_and_skip_makes_none(monkeypatch: pytest.MonkeyPat
     assert trials.n == 2
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("5", 5.0), ("0.5", 0.5)])
+def test_the_deadline_of_trials_can_be_set(text: str, seconds: float) -> None:
+    os.environ["PYGGML_NCCL_TRIAL_S"] = text
+    assert nccl.trial_deadline_s() == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_a_deadline_that_is_none_is_refused(text: str) -> None:
+    os.environ["PYGGML_NCCL_TRIAL_S"] = text
+    with pytest.raises(DeviceError, match=f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds above 0"):
+        nccl.trial_deadline_s()
+
+
 def test_retest_repeats_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials(monkeypatch, RIGHT)
     for word, n in (("", 1), ("1", 2), ("yes", 3), ("0", 3), ("off", 3)):

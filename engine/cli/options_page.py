@@ -19,6 +19,20 @@ Files may hold comments (`//` and `/* */`) and commas before a closing bracket; 
 A key that no command knows is refused; one that is another command's is left to it: one file may serve several.
 """
 
+# What the library underneath reads, in scripts too.
+ENVIRONMENT = {
+    "PYGGML_CACHE": "folder for what is built, fetched and found out; by default `~/.cache/pyggml`",
+    "PYGGML_LOG_LEVEL": "which of ggml's lines are shown: 1 (debug) to 4 (errors only), by default 3",
+    "PYGGML_TRANSPORT": "how ranks on cards exchange sums, as `--transport`",
+    "PYGGML_P2P": "`0`: no card reaches another's memory",
+    "PYGGML_RETEST": "`1`: peer copies and NCCL are tested anew, whatever earlier tests found",
+    "PYGGML_NCCL": "path of the NCCL library to use",
+    "PYGGML_NCCL_TRIAL": "`force` tries NCCL at every start, `skip` trusts it; by default its last verdict counts",
+    "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
+    "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
+    "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
+}
+
 
 def page(options: Sequence[Option]) -> str:
     """The page as text."""
@@ -35,4 +49,7 @@ def page(options: Sequence[Option]) -> str:
             option.help,
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "The library reads these from the environment, in scripts too:", ""]
+    lines += ["| environment | |", "| --- " * 2 + "|"]
+    lines += [f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items()]
     return "\n".join(lines) + "\n"
