@@ -13,6 +13,7 @@ import pytest
 from stored_logits import PROMPT
 
 import pyggml as gg
+from pyggml._ffi import lib
 from pyggml.engine import LLM, ConfigError, DeviceLost, GenerationError, weights
 from pyggml.engine.engine import MAX_REBUILDS
 from pyggml.engine.forward import Forward
@@ -178,6 +179,25 @@ def test_refusals_come_before_a_weight_is_read(
 
     with pytest.raises(ConfigError, match=words):
         LLM(tiny("llama"), progress=unwanted, ctx=256, **options)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_a_layer_split_hands_over_once_between_each_two_and_sums_nothing(
+    n_ranks: int, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[tuple[int, ...]]] = []
+    original = gg.GroupGraph.__init__
+
+    def noted(self: gg.GroupGraph, group: gg.Group, graphs: Any) -> None:
+        made.append([(c.op, c.peer) for graph in graphs for c in graph.collectives])
+        original(self, group, graphs)
+
+    monkeypatch.setattr(gg.GroupGraph, "__init__", noted)
+    with LLM(tiny("llama", n_layer=3), device=",".join(["cpu"] * n_ranks), layer_split=n_ranks, **F32) as llm:
+        llm.generate("abc", max_tokens=4, ignore_eos=True)
+    stages = range(n_ranks)
+    right = sorted([*((lib.PG_SEND, r + 1) for r in stages[:-1]), *((lib.PG_RECV, r) for r in stages[:-1])])
+    assert made and all(sorted(collectives) == right for collectives in made)
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3])
