@@ -36,6 +36,6 @@ async def detokenize(front: Front, request: web.Request) -> web.StreamResponse:
 async def apply_template(front: Front, request: web.Request) -> web.StreamResponse:
     """The prompt that a conversation becomes."""
     asked = await front.read(request, TemplateRequest)
-    chat = Chat(asked.messages, asked.tools, asked.chat_template_kwargs or {})
+    chat = Chat(asked.messages, tools=asked.tools, variables=asked.chat_template_kwargs or {})
     text, ids = await front.link.call(lambda id: Render(id, chat))
     return json_reply(Prompt(text, len(ids)))
