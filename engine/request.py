@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .formats.tools import ToolCallDelta
+from .loop_finder import LoopFinder
 from .sampler import Sampled, Sampler
 from .sampling_params import SamplingParams
 from .text_stream import TextStream
@@ -36,6 +37,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     TIME = "time"
+    REPETITION = "repetition"
     ERROR = "error"
 
 
@@ -146,6 +148,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.ids = np.asarray(self.prompt_ids, np.int32)
+        self._loops = LoopFinder(self.params.loop_limit) if self.params.loop_limit else None
+        self._is_looping = False
 
     @property
     def is_finished(self) -> bool:
@@ -202,8 +206,10 @@ class Request:
             return False
         self.first_token_s = self.first_token_s or time.perf_counter()
         self.output_ids.append(sampled.id)
+        self._is_looping = self._loops is not None and self._loops.push(sampled.id)
         goes_on = (
             sampled.id not in self.stop_ids
+            and not self._is_looping
             and not self.params.stop
             and not self.is_complete
             and len(self.output_ids) < self.max_new
@@ -225,6 +231,8 @@ class Request:
             self.finish(FinishReason.STOP, text, (sampled.id,), logprobs)
         elif self.params.ignore_eos and self.is_complete:
             self.finish(FinishReason.STOP, text, (sampled.id,), logprobs)
+        elif self._is_looping:
+            self.finish(FinishReason.REPETITION, text, (sampled.id,), logprobs)
         elif len(self.output_ids) >= self.max_new:
             self.finish(FinishReason.LENGTH, text, (sampled.id,), logprobs)
         else:

@@ -36,6 +36,7 @@ class SamplingParams:
     temperature 0 takes the most likely token. top_k <= 0, top_p 1 and min_p 0 switch these filters off; top_p 0 keeps
     one token. repeat_penalty looks at the last repeat_last_n tokens of prompt and answer (0: none, -1: all);
     presence and frequency penalties count the answer only. seed None or -1 draws a fresh seed.
+    loop_limit above 0 ends an answer whose last tokens are a sequence of at most 64 that came so many times in a row.
     logprobs is the number of most likely tokens reported with each token, 0 for the token's own only.
     At most one of json_schema (an object, or its JSON text), json_object, regex and grammar (llama.cpp's GBNF or
     llguidance's language) says what the answer's text must be; with `trigger` only from a place on.
@@ -56,6 +57,7 @@ class SamplingParams:
     max_tokens: int | None = None
     logprobs: int | None = None
     ignore_eos: bool = False
+    loop_limit: int = 0
     json_schema: Mapping[str, Any] | str | bool | None = None
     json_object: bool = False
     regex: str | None = None
@@ -75,6 +77,9 @@ class SamplingParams:
             self._check_integer("seed", -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
             self._check_integer("max_tokens", 0, 2**63 - 1)
+        self._check_integer("loop_limit", 0, 2**31 - 1)
+        if self.loop_limit == 1:
+            raise RequestError("loop_limit is 1; a sequence comes at least 2 times before it is repeated, 0 allows it")
         if self.logprobs is not None:
             self._check_integer("logprobs", 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "json_object"):

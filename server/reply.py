@@ -11,7 +11,10 @@ from .errors import ApiError
 from .messages import Piece
 
 _encoder = msgspec.json.Encoder()
-REASONS = {"stop": "stop", "tool_calls": "tool_calls", "length": "length", "time": "length", "abort": "stop"}
+REASONS = {
+    "stop": "stop", "tool_calls": "tool_calls", "length": "length", "time": "length", "abort": "stop",
+    "repetition": "repetition",
+}  # fmt: skip
 
 
 def json_reply(value: Any, status: int = 200) -> web.Response:

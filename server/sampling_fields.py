@@ -37,13 +37,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     max_tokens: Tokens | None = None
     n_predict: Tokens | None = None
     ignore_eos: bool | None = None
+    loop_limit: int | None = None
     cache_prompt: bool | None = None
 
     def chosen(self, defaults: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
         """What SamplingParams gets: the request's values over the server's; `max_tokens` caps what was asked for."""
         names = (
             "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
-            "repeat_penalty", "repeat_last_n", "ignore_eos",
+            "repeat_penalty", "repeat_last_n", "ignore_eos", "loop_limit",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         if self.logit_bias is not None:

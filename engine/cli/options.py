@@ -18,6 +18,7 @@ CACHE_TYPE = choice(("f32", "f16", "bf16", "q8_0", "q4_0"))
 SAMPLING = (
     "temperature", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
     "frequency-penalty", "seed", "max-tokens", "stop", "logit-bias", "ignore-eos",
+    "loop-limit",
 )  # fmt: skip
 FILE_ELSE = "the model file's, else "
 
@@ -95,6 +96,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("stop", text(), "text that ends an answer; may be given several times", RUN, '"###"', repeatable=True),
     Option("logit-bias", BIAS, "add X to the logit of token ID; may be given several times",
            RUN, "42=-100", repeatable=True),
+    Option("loop-limit", whole(0), "end an answer in which up to 64 tokens come so many times in a row; 0 never",
+           ANSWER, "8", default=0),
     Option("ignore-eos", FLAG, "go on where the model would end", RUN, default=False),
     Option("n-prompt", wholes(1), "lengths of prompts to measure, in tokens",
            BENCH, "512,4096", default=[512], short=("-p",)),
