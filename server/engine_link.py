@@ -210,7 +210,7 @@ class EngineLink:
         """End the process; open requests end with an error."""
         self._is_stopping = True
         if self._process is not None:
-            self._process.close()
+            self._process.close(by_force=self.state is State.LOADING)
 
 
 def _send(process: EngineProcess, message: Message) -> None:

@@ -57,9 +57,11 @@ class EngineProcess:
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._writer.write(data)
 
-    def close(self) -> None:
-        """Close our end, on which the process ends."""
+    def close(self, *, by_force: bool = False) -> None:
+        """Close our end, on which the process ends; while it loads it does not listen, and takes force."""
         self._writer.close()
+        if by_force and self._process.returncode is None:
+            self._process.kill()
 
     async def receive(self) -> Sequence[FromEngine] | None:
         """The next messages; None when the process has ended or closed its end."""

@@ -78,6 +78,57 @@ def test_logprobs(client: Any) -> None:
     assert all(entry.logprob == entry.top_logprobs[0].logprob for entry in content)
 
 
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather", "description": "The weather of a city",
+        "parameters": {
+            "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+DEMANDED: Any = {
+    "model": "smol", "messages": [{"role": "user", "content": "What is the weather in Oslo?"}], "tools": [TOOL],
+    "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100, "temperature": 0,
+}  # fmt: skip
+
+
+def test_tools(client: Any) -> None:
+    choice = client.chat.completions.create(**DEMANDED).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
+    assert list(json.loads(call.function.arguments)) == ["city"]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Rain"}
+    messages = [*DEMANDED["messages"], choice.message, result]
+    more = client.chat.completions.create(model="smol", messages=messages, tools=[TOOL], max_tokens=4)
+    assert more.usage.prompt_tokens > 0
+
+
+def test_streamed_tools(client: Any) -> None:
+    whole = client.chat.completions.create(**DEMANDED).choices[0].message.tool_calls[0].function.arguments
+    with client.chat.completions.stream(**DEMANDED) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion()
+    assert [event.arguments for event in done] == [whole]
+    assert final.choices[0].message.tool_calls[0].function.arguments == whole
+
+
+def test_tools_of_responses(client: Any) -> None:
+    tool = {"type": "function", **TOOL["function"], "strict": True}
+    response = client.responses.create(
+        model="smol", input="What is the weather in Oslo?", tools=[tool], tool_choice="required",
+        parallel_tool_calls=False, max_output_tokens=100, temperature=0,
+    )  # fmt: skip
+    (call,) = response.output
+    assert (call.type, call.name) == ("function_call", "weather")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain"}
+    more = client.responses.create(
+        model="smol", input=[output], tools=[tool], previous_response_id=response.id, max_output_tokens=4
+    )
+    assert more.usage.input_tokens > response.usage.input_tokens
+
+
 def test_completions(client: Any) -> None:
     reply = client.completions.create(
         model="smol", prompt="The capital of France is", max_tokens=2, temperature=0, logprobs=2, echo=True
@@ -156,6 +207,14 @@ def test_litellm_chat_and_stream(litellm: Any, asked: dict[str, Any]) -> None:
 def test_litellm_schema(litellm: Any, asked: dict[str, Any]) -> None:
     reply = litellm.completion(**asked | {"max_tokens": 100}, response_format=FORMAT)
     assert set(json.loads(reply.choices[0].message.content)) == {"city", "people"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_litellm_tools(litellm: Any, asked: dict[str, Any]) -> None:
+    demanded = {name: DEMANDED[name] for name in ("messages", "tools", "tool_choice", "parallel_tool_calls")}
+    reply = litellm.completion(**asked | demanded | {"max_tokens": 100})
+    (call,) = reply.choices[0].message.tool_calls
+    assert call.function.name == "weather" and list(json.loads(call.function.arguments)) == ["city"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -182,6 +182,15 @@ def test_a_stop_ends_what_takes_longer_than_the_grace_time(endless: Path) -> Non
         assert server.process.wait(HANG_S) == 0
 
 
+def test_a_stop_while_loading_ends_at_once(endless: Path) -> None:
+    with ServerProcess(endless, "--port", 0, waits=False) as server:
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        until(lambda: children.exists() and children.read_text().strip())
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(HANG_S) == 0
+
+
 def test_nothing_is_taken_while_stopping(endless: Path) -> None:
     with ServerProcess(endless, *OPTIONS) as server:
         kept = server.connect()
