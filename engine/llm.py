@@ -27,6 +27,7 @@ from .intake import Intake, Prompt
 from .load_options import LoadOptions
 from .model import Model
 from .observation import observe
+from .pace import MAX_GAP_MS, check_gap
 from .placement import Placements
 from .prefix_cache import PrefixCache
 from .probe import Probe
@@ -58,7 +59,8 @@ class LLM(Sending):
     its kernels one by one.
     With `prefix_cache` a prompt takes what earlier ones with the same beginning left; beginnings that many share
     are kept in files of `prefix_cache_dir`, at most `prefix_cache_bytes` in all.
-    At most `max_queued` requests wait for a slot, by default any number.
+    At most `max_queued` requests wait for a slot, by default any number. While answers are made, a step with prompt
+    tokens takes about `max_gap_ms` at most.
     `progress(done_bytes, total_bytes)` is called while loading.
     `chat_template` is the text of a template to use in place of the file's. A Model that is given is
     closed with the LLM.
@@ -90,6 +92,7 @@ class LLM(Sending):
         prefix_cache_dir: str | os.PathLike[str] | None = None,
         prefix_cache_bytes: int = 4 << 30,
         max_queued: int | None = None,
+        max_gap_ms: float = MAX_GAP_MS,
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -103,6 +106,7 @@ class LLM(Sending):
         self.model = model if isinstance(model, Model) else Model(model)
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
+            check_gap(max_gap_ms)
             folder = prefix_cache_dir if prefix_cache else None
             rig = Rig(self.model, options, progress, prefix_dir=folder, prefix_bytes=prefix_cache_bytes)
         except BaseException:
@@ -113,7 +117,7 @@ class LLM(Sending):
         grammars = GrammarCompiler(self.model.tokenizer, self.model.hparams.n_vocab)
         self._intake = Intake(self.model, self.n_ctx, grammars)
         cache = PrefixCache(parallel, rig.rows, is_on=prefix_cache)
-        self._scheduler = Scheduler(cache, self._runner.limits, parallel)
+        self._scheduler = Scheduler(cache, self._runner.limits, parallel, max_gap_ms)
         # The engine knows the rig but not this object, which may be dropped.
         self._engine = Engine(self._scheduler, self._runner, rig.close, rig.rebuild, max_queued=max_queued)
         self.probe = Probe(self.model, self._loaded, self._runner, self._engine, threads)

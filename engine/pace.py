@@ -5,18 +5,28 @@ Knows seconds and counts only. Engine thread only.
 
 from __future__ import annotations
 
-# A running answer waits at most about so long for a step with prompt tokens.
-MAX_PREFILL_S = 0.2
+from .errors import ConfigError
+
+MAX_GAP_MS = 200.0
 MIN_CHUNK = 32
 _FIRST_CHUNK = 128  # before anything was measured
 
 
-class Pace:
-    """Measured speed of prompt tokens and of single decode steps."""
+def check_gap(max_gap_ms: float) -> None:
+    """Raise ConfigError for a gap that makes no sense."""
+    if isinstance(max_gap_ms, bool) or not isinstance(max_gap_ms, (int, float)) or not max_gap_ms > 0:
+        raise ConfigError(f"max-gap = {max_gap_ms!r}; a number of milliseconds above 0 is needed")
 
-    def __init__(self, max_chunk: int, max_prefill_s: float = MAX_PREFILL_S) -> None:
+
+class Pace:
+    """Measured speed of prompt tokens and of single decode steps.
+
+    A running answer waits for about `max_gap_ms` at most for a step with prompt tokens.
+    """
+
+    def __init__(self, max_chunk: int, max_gap_ms: float = MAX_GAP_MS) -> None:
         self._max_chunk = max_chunk
-        self._max_prefill_s = max_prefill_s
+        self._max_gap_s = max_gap_ms / 1000
         self._tok_per_s = 0.0
         self._decode_s = 0.0
 
@@ -33,10 +43,10 @@ class Pace:
 
     @property
     def chunk(self) -> int:
-        """Prompt tokens of a step that running answers wait for: what takes about max_prefill_s, at least 32."""
+        """Prompt tokens of a step that running answers wait for: what takes about max_gap_ms, at least 32."""
         if not self._tok_per_s:
             return min(self._max_chunk, _FIRST_CHUNK)
-        n = int(self._tok_per_s * self._max_prefill_s) // MIN_CHUNK * MIN_CHUNK
+        n = int(self._tok_per_s * self._max_gap_s) // MIN_CHUNK * MIN_CHUNK
         return min(self._max_chunk, max(MIN_CHUNK, n))
 
     @property

@@ -6,7 +6,7 @@ Pure Python over plain integers; knows nothing of tensors, devices or text. Call
   never put off again.
 - A step is prefill, of one prompt or of several short ones in neighbouring slots, or decode, of every request whose
   prompt is evaluated but for its last token. Where both wait they take turns, and a prefill step is then so short that
-  running answers wait for about `Pace.MAX_PREFILL_S`. Prompts are evaluated in the order in which they came.
+  running answers wait for about `max_gap_ms`. Prompts are evaluated in the order in which they came.
 - A prompt whose beginning is being evaluated for another request waits for that and takes a copy; so do the answers to
   one prompt.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from .batch import Batch, Limits, Phase, Row
-from .pace import Pace
+from .pace import MAX_GAP_MS, Pace
 from .prefix_cache import PrefixCache
 from .prefix_tree import n_common
 from .request import Request
@@ -28,11 +28,11 @@ from .request import Request
 class Scheduler:
     """Queues and slots."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits, n_slots: int) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, n_slots: int, max_gap_ms: float = MAX_GAP_MS) -> None:
         self.n_slots = n_slots
         self.limits = limits
         self.cache = cache
-        self.pace = Pace(limits.max_chunk)
+        self.pace = Pace(limits.max_chunk, max_gap_ms)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self._following: dict[Request, tuple[Request, int]] = {}

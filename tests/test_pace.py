@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyggml.engine.pace import Pace
+from pyggml.engine import ConfigError
+from pyggml.engine.pace import Pace, check_gap
 
 
 def test_before_anything_was_measured_a_step_is_short() -> None:
@@ -16,7 +17,7 @@ def test_before_anything_was_measured_a_step_is_short() -> None:
     ("tok_per_s", "chunk"), [(10_000, 512), (1_000, 192), (400, 64), (100, 32), (3, 32)]
 )
 def test_a_step_takes_what_a_fifth_of_a_second_allows_and_at_least_32(tok_per_s: float, chunk: int) -> None:
-    pace = Pace(512, 0.2)
+    pace = Pace(512, 200)
     pace.note_prefill(128, 128 / tok_per_s)
     assert pace.chunk == chunk
 
@@ -34,3 +35,9 @@ def test_padding_is_free_up_to_what_a_decode_step_costs() -> None:
     pace.note_prefill(500, 0.05)
     pace.note_decode(0.004)
     assert pace.n_free == 40
+
+
+@pytest.mark.parametrize("gap", [0, -5.0, float("nan"), "long", True])
+def test_gaps_that_make_no_sense_are_refused(gap: object) -> None:
+    with pytest.raises(ConfigError, match="max-gap"):
+        check_gap(gap)  # type: ignore[arg-type]

@@ -137,6 +137,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("tls-cert", path(), "certificate chain, for HTTPS", SERVE, "cert.pem"),
     Option("tls-key", path(), "private key of the certificate", SERVE, "key.pem"),
     Option("max-body", whole(1, "MIB"), "largest body of a request in MiB", SERVE, "64", default=32),
+    Option("max-gap", real("MS"), "milliseconds that running answers may wait for a step of a prompt",
+           SERVE, "50", default=200.0),
     Option("max-queued", whole(0), "answers that may wait for a slot; more get status 429", SERVE, "64", default=256),
     Option("idle-timeout", real("S"), "seconds until a connection without a whole request is closed",
            SERVE, "30", default=75.0),

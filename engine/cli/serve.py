@@ -28,6 +28,7 @@ def serve(settings: Settings) -> int:
         "transport": settings["transport"],
         "cuda_graphs": settings["cuda-graphs"],
         "prefix_cache": settings["prefix-cache"],
+        "max_gap_ms": settings["max-gap"],
         "prefix_cache_dir": settings["prefix-cache-dir"],
         "prefix_cache_bytes": settings["prefix-cache-size"] * 2**20,
         "chat_template": read_text(settings, "chat-template") if settings.is_given("chat-template") else None,
