@@ -7,6 +7,7 @@ Rules `name ::= …`; texts in quotes, character classes, `.`, groups, `|`, repe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -117,6 +118,8 @@ class _Reader:
                     raise GBNFError(f"the rule {name!r} is used and nowhere defined")
         if "root" not in rules:
             raise GBNFError("there is no rule 'root', with which a grammar begins")
+        for name in rules.keys() - _ending(rules):
+            raise GBNFError(f"the rule {name!r} never comes to an end: it always needs itself")
         return rules
 
     def _choice(self, is_nested: bool) -> Node:
@@ -249,6 +252,24 @@ class _Reader:
         line = self._source.count("\n", 0, self._at) + 1
         rest = self._source[self._at : self._at + 20].partition("\n")[0]
         return GBNFError(f"line {line}: expected {expected}, found {rest!r}")
+
+
+def _ending(rules: Mapping[str, Node]) -> set[str]:
+    """The rules that some text satisfies."""
+    found: set[str] = set()
+
+    def ends(node: Node) -> bool:
+        if isinstance(node, Rule):
+            return node.name in found
+        if isinstance(node, Repeat):
+            return node.least == 0 or ends(node.item)
+        if isinstance(node, Choice):
+            return any(map(ends, node.options))
+        return not isinstance(node, Sequence) or all(map(ends, node.items))
+
+    while more := {name for name, node in rules.items() if name not in found and ends(node)}:
+        found |= more
+    return found
 
 
 def names_in(node: Node) -> set[str]:

@@ -83,6 +83,9 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._tables, grammar.text, log_level=0)
         if matcher.is_error():
             raise compile_error(grammar, matcher.get_error())
+        first = matcher.deep_copy()
+        if not any(first.compute_bitmask()) or first.is_error():
+            raise RequestError(f"{grammar.name} allows no text at all: each of its rules needs another one")
         self.n_compiled += 1
         return matcher
 
