@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from . import sampling_fields
 from .openai_logprobs import ChatLogprobs
 from .openai_usage import Timings, Usage
 from .sampling_fields import MAX_CHOICES, SamplingFields, Tokens
 
-REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Any, ...]] = sampling_fields.REFUSED | {
     "audio": (),
     "functions": ([],),
     "function_call": ("none",),

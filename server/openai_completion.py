@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from . import sampling_fields
 from .openai_chat import StreamOptions
 from .openai_logprobs import CompletionLogprobs
 from .openai_usage import Timings, Usage
 from .sampling_fields import MAX_CHOICES, SamplingFields
 
-REFUSED: dict[str, tuple[Any, ...]] = {"suffix": ("",), "best_of": (1,)}
+REFUSED: dict[str, tuple[Any, ...]] = sampling_fields.REFUSED | {"suffix": ("",), "best_of": (1,)}
 IGNORED = ("user", "timings_per_token", "samplers", "id_slot")
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from . import sampling_fields
 from .sampling_fields import SamplingFields, Tokens
 
-REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Any, ...]] = sampling_fields.REFUSED | {
     "background": (False,),
     "conversation": (),
     "prompt": (),

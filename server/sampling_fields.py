@@ -15,6 +15,24 @@ import msgspec
 from .errors import BadRequest
 
 MAX_CHOICES = 128
+# Samplers and forms of llama-server and vLLM that are not here, with the values that switch them off.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "top_n_sigma": (-1, 0),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "lora": ([],),
+}
 
 Bias = dict[str, float | None] | list[tuple[int, float | bool]]
 Tokens = Annotated[int, msgspec.Meta(ge=-1)]
@@ -39,6 +57,21 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     loop_limit: int | None = None
     cache_prompt: bool | None = None
+    typical_p: Any = None
+    mirostat: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    dynatemp_range: Any = None
+    top_n_sigma: Any = None
+    repetition_penalty: Any = None
+    min_tokens: Any = None
+    stop_token_ids: Any = None
+    use_beam_search: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    lora: Any = None
 
     def chosen(self, defaults: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
         """What SamplingParams gets: the request's values over the server's; `max_tokens` caps what was asked for."""

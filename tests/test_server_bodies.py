@@ -157,7 +157,10 @@ def test_a_wrong_value_is_400_and_named(server: ServerProcess, name: str, value:
     assert name in reply.json["error"]["message"] or name == reply.json["error"]["param"]
 
 
-REFUSED = {"audio": {"voice": "x"}, "functions": [{"name": "f"}], "modalities": ["text", "audio"], "prediction": {}}
+REFUSED = {
+    "mirostat": 2, "typical_p": 0.9, "guided_json": {}, "repetition_penalty": 1.1, "audio": {"voice": "x"},
+    "functions": [{"name": "f"}], "modalities": ["text", "audio"], "prediction": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -165,6 +168,11 @@ def test_fields_that_would_change_the_answer_are_refused(server: ServerProcess, 
     reply = server.chat(**{name: REFUSED[name]})
     assert (reply.status, reply.json["error"]["param"]) == (400, name)
     assert reply.json["error"]["code"] == "unsupported_parameter"
+
+
+def test_what_is_switched_off_is_not_refused(server: ServerProcess) -> None:
+    off = {"mirostat": 0, "typical_p": 1.0, "repetition_penalty": 1.0, "modalities": ["text"], "stop_token_ids": []}
+    assert server.chat(max_tokens=1, **off).status == 200
 
 
 def test_unknown_fields_are_ignored(server: ServerProcess) -> None:
