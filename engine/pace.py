@@ -9,6 +9,7 @@ from .errors import ConfigError
 
 MAX_GAP_MS = 200.0
 MIN_CHUNK = 32
+SOLO_GAPS = 10
 _FIRST_CHUNK = 128  # before anything was measured
 
 
@@ -44,10 +45,20 @@ class Pace:
     @property
     def chunk(self) -> int:
         """Prompt tokens of a step that running answers wait for: what takes about max_gap_ms, at least 32."""
+        return self._fitting(self._max_gap_s, _FIRST_CHUNK)
+
+    @property
+    def solo_chunk(self) -> int:
+        """Prompt tokens of a step that no answer waits for: others may come, and its own request may be cancelled."""
+        return self._fitting(SOLO_GAPS * self._max_gap_s, self._max_chunk)
+
+    def _fitting(self, seconds: float, at_first: int) -> int:
+        """The largest of 32, 48, 64, 96, 128, ... tokens that take no longer; few sizes, since each is a plan."""
         if not self._tok_per_s:
-            return min(self._max_chunk, _FIRST_CHUNK)
-        n = int(self._tok_per_s * self._max_gap_s) // MIN_CHUNK * MIN_CHUNK
-        return min(self._max_chunk, max(MIN_CHUNK, n))
+            return min(self._max_chunk, at_first)
+        n = max(MIN_CHUNK, int(self._tok_per_s * seconds))
+        power = 1 << (n.bit_length() - 1)
+        return min(self._max_chunk, power * 3 // 2 if n >= power * 3 // 2 else power)
 
     @property
     def n_free(self) -> int:

@@ -61,7 +61,7 @@ class Scheduler:
         decoding = [r for r in active if not r.is_prefilling]
         if prefilling and (self._decoded_last or not decoding):
             self._decoded_last = False
-            return self._prefill(prefilling, self.pace.chunk if decoding else self.limits.max_chunk)
+            return self._prefill(prefilling, self.pace.chunk if decoding else self.pace.solo_chunk)
         self._decoded_last = True
         return self._decode(decoding) if decoding else None
 

@@ -14,12 +14,20 @@ def test_before_anything_was_measured_a_step_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tok_per_s", "chunk"), [(10_000, 512), (1_000, 192), (400, 64), (100, 32), (3, 32)]
+    ("tok_per_s", "chunk"), [(10_000, 512), (1_000, 192), (700, 128), (400, 64), (100, 32), (3, 32)]
 )
 def test_a_step_takes_what_a_fifth_of_a_second_allows_and_at_least_32(tok_per_s: float, chunk: int) -> None:
     pace = Pace(512, 200)
     pace.note_prefill(128, 128 / tok_per_s)
     assert pace.chunk == chunk
+
+
+@pytest.mark.parametrize(("tok_per_s", "chunk"), [(10_000, 512), (100, 192), (20, 32)])
+def test_a_step_that_nobody_waits_for_takes_ten_times_as_long(tok_per_s: float, chunk: int) -> None:
+    pace = Pace(512, 200)
+    assert pace.solo_chunk == 512
+    pace.note_prefill(128, 128 / tok_per_s)
+    assert pace.solo_chunk == chunk
 
 
 def test_a_step_of_few_tokens_says_nothing_about_speed() -> None:
