@@ -112,3 +112,11 @@ def test_standard_input_without_a_prompt_is_refused(model: Path) -> None:
     ended = spawn("run", model)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "pyggml run: the prompt is empty; give one as PROMPT or on standard input\n"
+
+
+def test_an_answer_can_be_held_to_a_form(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    (tmp_path / "word.gbnf").write_text('root ::= "yes" | "no"')
+    assert call(capsys, "run", model, "Why?", "--grammar", tmp_path / "word.gbnf").out.strip() in ("yes", "no")
+    assert call(capsys, "run", model, "Why?", "--regex", "[0-9]{3}").out.strip().isdecimal()
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+    assert json.loads(call(capsys, "run", model, "Why?", "--json-schema", json.dumps(schema)).out) == {"a": None}

@@ -19,6 +19,7 @@ SAMPLING = (
     "temperature", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
     "frequency-penalty", "seed", "max-tokens", "stop", "logit-bias", "ignore-eos",
     "loop-limit",
+    "json-schema", "grammar", "regex",
 )  # fmt: skip
 FILE_ELSE = "the model file's, else "
 
@@ -98,6 +99,11 @@ OPTIONS: tuple[Option, ...] = (
            RUN, "42=-100", repeatable=True),
     Option("loop-limit", whole(0), "end an answer in which up to 64 tokens come so many times in a row; 0 never",
            ANSWER, "8", default=0),
+    Option("json-schema", text("JSON"), "hold the answer to this JSON schema",
+           RUN, '\'{"type": "object"}\''),
+    Option("grammar", path(), "hold the answer to the grammar in this file: llama.cpp's GBNF, or llguidance's language",
+           RUN, "list.gbnf"),
+    Option("regex", text(), "hold the answer to this regular expression", RUN, '"yes|no"'),
     Option("ignore-eos", FLAG, "go on where the model would end", RUN, default=False),
     Option("n-prompt", wholes(1), "lengths of prompts to measure, in tokens",
            BENCH, "512,4096", default=[512], short=("-p",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
@@ -21,12 +22,22 @@ def chosen_sampling(settings: Settings) -> dict[str, Any]:
             continue
         field = name.replace("-", "_")
         value: Any = dict(settings[name]) if name == "logit-bias" else settings[name]
+        if name == "grammar":
+            value = _grammar_in(value, settings.source(name))
         try:
             SamplingParams(**{field: value})
         except RequestError as error:
             raise ConfigError(f"{settings.source(name)}: {error}") from error
         chosen[field] = value
     return chosen
+
+
+def _grammar_in(path: str, source: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{source}: {path} cannot be read: {reason}") from error
 
 
 def check_bias(settings: Settings, n_vocab: int) -> None:
