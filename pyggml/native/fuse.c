@@ -126,9 +126,9 @@ static bool has_kernel(const struct ggml_tensor * w) {
 // Activations in shared memory, beside the weights on their way.
 static bool fits(const pg_fused_products * p) {
     const int64_t max_bytes = 150 * 1024;
-    const int64_t max_normed = 8192;  // of one column, which registers hold
+    const int64_t max_normed = 8192;  // which registers hold
     const int64_t n_weights = p->x->ne[0], n_columns = p->x->ne[1];
-    if (n_columns == 1 && p->is_normed && n_weights > max_normed) {
+    if (p->is_normed && n_weights > max_normed) {
         return false;
     }
     const int64_t n_places = n_columns <= 2 ? n_columns : n_columns <= 4 ? 4 : 8;

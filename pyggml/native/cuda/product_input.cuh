@@ -8,29 +8,19 @@
 
 constexpr int N_INPUT_THREADS = 256;
 constexpr int CHUNK = 4 * N_INPUT_THREADS;  // elements that a block takes at once
-constexpr int N_STAGES = 8;                 // chunks on their way
 constexpr int N_TOGETHER = 4;               // worked on together, since each is a long chain
 
 // In shared memory, by column-block (weight_blocks.cuh).
 struct shared_input {
-    float4 * stage;  // [N_STAGES][N_INPUT_THREADS]; each thread reads only what it has copied
-    uint32_t * q;    // 8 words each
+    uint32_t * q;  // 8 words each
     float * d;
     float * s;        // nullptr where no sums are needed
-    float * factors;  // [column], or [warp] of one column
+    float * factors;  // two times a sum of each warp
 };
 
 static __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
-        v += __shfl_xor_sync(0xffffffff, v, offset);
-    }
-    return v;
-}
-
-static __device__ __forceinline__ float octet_sum(float v) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) {
         v += __shfl_xor_sync(0xffffffff, v, offset);
     }
     return v;
@@ -119,143 +109,10 @@ static __device__ __forceinline__ void warm_norm(const products & p) {
     }
 }
 
-// Where the thread's four elements of a chunk lie: chunks go through column after column.
-struct input_cursor {
-    int column, i;
-
-    __device__ __forceinline__ void settle(int n) {
-#pragma unroll 1
-        while (i >= n) {
-            i -= n;
-            column++;
-        }
-    }
-};
-
-// By the whole block of N_INPUT_THREADS. Code is kept short: it runs once a launch, mostly from a cold cache.
+// Column after column, in registers: its time counts in full, so there are no loops around single loads, and one copy of
+// the code that rounds. Normed ones can have MAX_NORMED weights.
 template <class W, int N>
 struct input_taker {
-    const products & p;
-    const shared_input & to;
-    int n_chunks;
-    input_cursor asked;
-    int n_asked;
-
-    __device__ __forceinline__ input_taker(const products & of, const shared_input & into) : p(of), to(into) {
-        n_chunks = (p.n_weights * p.n_columns + CHUNK - 1) / CHUNK;
-    }
-
-    __device__ __forceinline__ float4 * slot(int chunk) const { return to.stage + chunk % N_STAGES * N_INPUT_THREADS + threadIdx.x; }
-
-    __device__ __forceinline__ input_cursor first() const {
-        input_cursor at = {0, static_cast<int>(threadIdx.x) * 4};
-        at.settle(p.n_weights);
-        return at;
-    }
-
-    // Past L1, which may hold what an earlier kernel left there.
-    __device__ __forceinline__ void ask() {
-        if (n_asked < n_chunks && asked.column < p.n_columns) {
-            const float * from = p.in.x + asked.column * p.in.x_stride + asked.i;
-            if (p.in.addend) {
-                const float4 a = __ldcg(reinterpret_cast<const float4 *>(p.in.addend + asked.column * p.in.addend_stride + asked.i));
-                *slot(n_asked) = sum_of(__ldcg(reinterpret_cast<const float4 *>(from)), a);
-            } else {
-                copy_16(shared_address(slot(n_asked)), reinterpret_cast<const char *>(from));
-            }
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        n_asked++;
-        asked.i += CHUNK;
-        asked.settle(p.n_weights);
-    }
-
-    __device__ __forceinline__ void begin() {
-        asked = first();
-        n_asked = 0;
-#pragma unroll 1
-        for (int k = 0; k < N_STAGES; k++) {
-            ask();
-        }
-    }
-
-    // Work on four elements a thread and chunk; threads behind the last element take part with zeros.
-    template <class Work>
-    __device__ __forceinline__ void each(bool is_kept, const Work & work) {
-        input_cursor at = first();
-#pragma unroll 1
-        for (int chunk = 0; chunk < n_chunks; chunk += N_TOGETHER) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(N_STAGES - N_TOGETHER) : "memory");
-#pragma unroll
-            for (int k = 0; k < N_TOGETHER; k++) {
-                const bool is_there = at.column < p.n_columns;
-                work(is_there ? *slot(chunk + k) : make_float4(0, 0, 0, 0), is_there ? at.column : 0, is_there ? at.i : 0, is_there);
-                at.i += CHUNK;
-                at.settle(p.n_weights);
-            }
-#pragma unroll 1
-            for (int k = 0; k < N_TOGETHER; k++) {
-                if (!is_kept) {
-                    ask();
-                } else {
-                    asm volatile("cp.async.commit_group;" ::: "memory");
-                }
-            }
-        }
-    }
-
-    // Scales of columns from the blocks' sums of squares, which lie where the blocks' scales will.
-    __device__ __forceinline__ void find_factors() {
-        const int lane = threadIdx.x % 32;
-        __syncthreads();
-        for (int column = threadIdx.x / 32; column < p.n_columns; column += N_INPUT_THREADS / 32) {
-            float sum = 0;
-            for (int block = lane; block < p.n_weights / 32; block += 32) {
-                sum += to.d[block * N + column];
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) {
-                to.factors[column] = rsqrtf(sum / p.n_weights + p.in.eps);
-            }
-        }
-        __syncthreads();
-    }
-
-    // Ends with a barrier.
-    __device__ __forceinline__ void take() {
-        begin();
-        if (p.in.is_normed) {
-            const bool is_kept = n_chunks <= N_STAGES;
-            each(is_kept, [&](float4 v, int column, int i, bool is_there) {
-                const float sum = octet_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
-                if (is_there && i % 32 == 0) {
-                    to.d[i / 32 * N + column] = sum;
-                }
-            });
-            find_factors();
-            if (!is_kept) {
-                begin();
-            }
-        }
-        each(p.in.is_normed && n_chunks <= N_STAGES, [&](float4 v, int column, int i, bool is_there) {
-            if (p.in.is_normed) {
-                const float f = to.factors[column];
-                v = make_float4(f * v.x, f * v.y, f * v.z, f * v.w);
-                if (p.in.norm_weight) {
-                    const float4 w = *reinterpret_cast<const float4 *>(p.in.norm_weight + i);
-                    v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-                }
-            }
-            round_four<W, N>(v, column, i, is_there, to);
-        });
-        __syncthreads();
-    }
-};
-
-// One column, in registers: its time counts in full, so there are no loops around single loads, and one copy of the code
-// that rounds. Normed ones can have MAX_NORMED weights.
-template <class W>
-struct one_column_taker {
     static constexpr int N_HELD = 16;  // chunks, or 8 and as many of norm weights
     static constexpr int MAX_NORMED = N_HELD / 2 * CHUNK;
 
@@ -270,8 +127,8 @@ struct one_column_taker {
         }
     }
 
-    static __device__ __forceinline__ void add_addend(float4 held[N_HELD], const products & p) {
-        load(held + N_HELD / 2, p.in.addend, p.n_weights);
+    static __device__ __forceinline__ void add_addend(float4 held[N_HELD], const products & p, int column) {
+        load(held + N_HELD / 2, p.in.addend + column * p.in.addend_stride, p.n_weights);
 #pragma unroll
         for (int k = 0; k < N_HELD / 2; k++) {
             held[k] = sum_of(held[k], held[k + N_HELD / 2]);
@@ -303,32 +160,41 @@ struct one_column_taker {
         }
     }
 
+    static __device__ __forceinline__ void take_part(const products & p, int column, int start, const shared_input & to) {
+        const float * x = p.in.x + column * p.in.x_stride + start;
+        const int n = p.n_weights - start;
+        float4 held[N_HELD];
+        load(held, x, n);
+        if (p.in.addend) {
+            add_addend(held, p, column);
+        }
+        const int n_upper = p.in.is_normed ? n : n - N_HELD / 2 * CHUNK;
+        load(held + N_HELD / 2, p.in.is_normed ? p.in.norm_weight : x + N_HELD / 2 * CHUNK, n_upper);
+        if (p.in.is_normed) {
+            // Two places in turn: nobody writes one before all have read it two columns ago.
+            norm(held, p, to.factors + column % 2 * (N_INPUT_THREADS / 32));
+        }
+#pragma unroll 1
+        for (int first = 0; first < min(n, N_HELD * CHUNK); first += N_TOGETHER * CHUNK) {
+#pragma unroll
+            for (int k = 0; k < N_TOGETHER; k++) {
+                const int i = first + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+                round_four<W, N>(held[k], column, start + i, i < n, to);
+            }
+#pragma unroll
+            for (int k = 0; k < N_HELD - N_TOGETHER; k++) {
+                held[k] = held[k + N_TOGETHER];
+            }
+        }
+    }
+
     // Ends with a barrier.
     static __device__ __forceinline__ void take(const products & p, const shared_input & to) {
-        float4 held[N_HELD];
 #pragma unroll 1
-        for (int start = 0; start < p.n_weights; start += N_HELD * CHUNK) {
-            const int n = p.n_weights - start;
-            load(held, p.in.x + start, n);
-            if (p.in.addend) {
-                add_addend(held, p);
-            }
-            const int n_upper = p.in.is_normed ? n : n - N_HELD / 2 * CHUNK;
-            load(held + N_HELD / 2, p.in.is_normed ? p.in.norm_weight : p.in.x + start + N_HELD / 2 * CHUNK, n_upper);
-            if (p.in.is_normed) {
-                norm(held, p, to.factors);
-            }
+        for (int column = 0; column < p.n_columns; column++) {
 #pragma unroll 1
-            for (int first = 0; first < min(n, N_HELD * CHUNK); first += N_TOGETHER * CHUNK) {
-#pragma unroll
-                for (int k = 0; k < N_TOGETHER; k++) {
-                    const int i = first + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
-                    round_four<W, 1>(held[k], 0, start + i, i < n, to);
-                }
-#pragma unroll
-                for (int k = 0; k < N_HELD - N_TOGETHER; k++) {
-                    held[k] = held[k + N_TOGETHER];
-                }
+            for (int start = 0; start < p.n_weights; start += N_HELD * CHUNK) {
+                take_part(p, column, start, to);
             }
         }
         __syncthreads();

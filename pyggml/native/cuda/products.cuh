@@ -132,11 +132,10 @@ struct product_kernel {
             slots = shared_address(part(n_warps * p.n_slots * ring::shape::SLOT_BYTES));
             barriers = shared_address(part(8 * n_warps * p.n_slots));
             partial = reinterpret_cast<float *>(part(4 * 2 * n_warps * ROWS * N));
-            x.stage = reinterpret_cast<float4 *>(part(N > 1 ? N_STAGES * N_INPUT_THREADS * sizeof(float4) : 0));
             x.q = reinterpret_cast<uint32_t *>(part(32 * n_blocks * N));
             x.d = reinterpret_cast<float *>(part(4 * n_blocks * N));
             x.s = W::SUMS == sum_kind::none ? nullptr : reinterpret_cast<float *>(part(4 * n_blocks * N));
-            x.factors = reinterpret_cast<float *>(part(4 * 8));
+            x.factors = reinterpret_cast<float *>(part(4 * 2 * N_PRODUCT_WARPS));
         }
     };
 
@@ -163,14 +162,6 @@ struct product_kernel {
         x.d = shared.x.d + block;
         x.s = W::SUMS == sum_kind::none ? nullptr : shared.x.s + block;
         W::template multiply<N, ROWS>(u, x, sums);
-    }
-
-    static __device__ __forceinline__ void take_input(const products & p, const layout & shared) {
-        if constexpr (N == 1) {
-            one_column_taker<W>::take(p, shared.x);
-        } else {
-            input_taker<W, N>(p, shared.x).take();
-        }
     }
 
     static __device__ __forceinline__ void run(const products & p, char * memory) {
@@ -205,7 +196,7 @@ struct product_kernel {
         clear_absent<N>(p, shared.x);
         warm_norm(p);
         wait_for_earlier();
-        take_input(p, shared);
+        input_taker<W, N>::take(p, shared.x);
         for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
             const tile_place tile = place_of(p, tile_number);
             const addition add(p, tile);
@@ -246,6 +237,5 @@ static size_t fixed_memory(const products & p, int rows) {
     const size_t n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
     const size_t partial = 8 * N_PRODUCT_WARPS * rows * columns;
     const size_t activations = (W::SUMS == sum_kind::none ? 36 : 40) * n_blocks * columns;
-    const size_t stages = columns > 1 ? 16 * N_STAGES * N_INPUT_THREADS : 0;
-    return partial + activations + stages + 160;
+    return partial + activations + 192;
 }
