@@ -23,7 +23,7 @@ import pyggml as gg
 from pyggml._ffi import ffi, lib
 from pyggml.cuda_module import cuda_api, why, words
 
-COLD_BYTES = 400e6
+COLD_BYTES = 1.2e9
 N_REPEATS = 5
 
 
@@ -122,7 +122,7 @@ def compare(backend: gg.Backend, part: Part, kind: str, n: int) -> tuple[float, 
     """Microseconds of ggml's kernels and of ours."""
     api, text = cuda_api(), why()
     assert api is not None
-    n_copies = max(4, int(COLD_BYTES / n_bytes(part, kind)))
+    n_copies = max(8, int(COLD_BYTES / n_bytes(part, kind)))
     with gg.Graph(backend) as g:
         build(g, part, kind, n, n_copies)
         g.build()

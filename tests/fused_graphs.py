@@ -76,7 +76,8 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
     factors = g.weight(1 + 0.5 * np.abs(random(d // 2))) if "factors" in case.kind else None
 
     def project(name: str, heads: int, seed: int) -> gg.Tensor:
-        y = gg.mul_mat(matrix(g, heads * d, case.k, case.type, seed), x)
+        kind = "q6_k" if name == "v" and "mixed" in case.kind else case.type
+        y = gg.mul_mat(matrix(g, heads * d, case.k, kind, seed), x)
         if "bias" in case.kind:
             y = y + g.weight(random(heads * d, seed=seed))
         if name == "v":

@@ -42,7 +42,9 @@ def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weig
     assert taken(Case(kind, n=n, type=kind_of_weights)) == [n_nodes]
 
 
-@pytest.mark.parametrize("kind", ["heads", "added-heads", "heads-qk", "heads-bias", "heads-yarn-factors"])
+@pytest.mark.parametrize(
+    "kind", ["heads", "added-heads", "heads-qk", "heads-bias", "heads-yarn-factors", "heads-mixed"]
+)
 @pytest.mark.parametrize("n", [1, 5])
 def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None:
     with gg.Graph(cpu()) as g:

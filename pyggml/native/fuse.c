@@ -180,9 +180,6 @@ static bool take_product(run * r, const struct ggml_tensor * input, pg_fused_pro
     if (!node || node->src[1] != input || !has_kernel(node->src[0]) || p->n_products == PG_FUSED_MAX_PRODUCTS) {
         return false;
     }
-    if (p->n_products > 0 && node->src[0]->type != p->product[0].weight->type) {
-        return false;
-    }
     take(r, GGML_OP_MUL_MAT);
     p->product[p->n_products++] = (pg_fused_product) { .weight = node->src[0], .out = node };
     return true;
@@ -218,7 +215,8 @@ static bool take_gate(run * r, const struct ggml_tensor * input, pg_fused_produc
     const struct ggml_tensor * glu = take_product(r, input, p) ? peek(r, GGML_OP_GLU) : NULL;
     const pg_fused_product * product = p->product;
     if (glu && glu->src[0] == product[0].out && glu->src[1] == product[1].out && gate_of(glu) != PG_GATE_NONE &&
-        ggml_are_same_shape(product[0].weight, product[1].weight) && ggml_get_op_params_i32(glu, 1) == 0) {
+        product[0].weight->type == product[1].weight->type && ggml_are_same_shape(product[0].weight, product[1].weight) &&
+        ggml_get_op_params_i32(glu, 1) == 0) {
         take(r, GGML_OP_GLU);
         p->gate = gate_of(glu);
         p->product[0].out = glu;

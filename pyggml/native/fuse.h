@@ -24,7 +24,7 @@ typedef struct {
 } pg_fused_product;
 
 // Products of one input: x, or the sum of x and addend (which `sum` takes), normed and weighted if told so.
-// With a gate: product[0].out = gate(product[0], product[1]).
+// With a gate: product[0].out = gate(product[0], product[1]), both of one type; else types may differ.
 typedef struct {
     const struct ggml_tensor * x;
     const struct ggml_tensor * addend;

@@ -34,6 +34,7 @@ CASES = [
     *(Case(f"heads{tail}", n=n, k=512, head_dim=d, is_neox=neox)
       for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8)
       for d in (64, 128, 256) for neox in (False, True)),
+    *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
     *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
 ]  # fmt: skip
 

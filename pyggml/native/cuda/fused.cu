@@ -95,7 +95,6 @@ products describe(const pg_fused_products & of, const workspace & space) {
     p.in.n_read = space.n_read;
     p.in.eps = of.eps;
     p.in.is_normed = of.is_normed;
-    p.row_bytes = static_cast<int64_t>(of.product[0].weight->nb[1]);
     p.n_matrices = of.n_products;
     p.n_weights = static_cast<int>(of.x->ne[0]);
     p.n_columns = static_cast<int>(of.x->ne[1]);
@@ -156,6 +155,33 @@ cudaError_t launch(const products & p, ggml_type type, const product_card & card
     }
 }
 
+// One launch for each type of weights, all from the same input; the last one writes its sum, which may lie in the input.
+cudaError_t launch_types(const pg_fused_products & of, const products & all, const product_card & card, cudaStream_t stream) {
+    bool is_launched[PG_FUSED_MAX_PRODUCTS] = {};
+    int n_left = of.n_products;
+    for (int first = 0; first < of.n_products; first++) {
+        if (is_launched[first]) {
+            continue;
+        }
+        const ggml_tensor * weight = of.product[first].weight;
+        products p = all;
+        p.n_matrices = 0;
+        p.row_bytes = static_cast<int64_t>(weight->nb[1]);
+        for (int i = first; i < of.n_products; i++) {
+            if (of.product[i].weight->type == weight->type) {
+                p.matrix[p.n_matrices++] = all.matrix[i];
+                is_launched[i] = true;
+                n_left--;
+            }
+        }
+        p.in.sum = n_left == 0 ? all.in.sum : nullptr;
+        if (const cudaError_t status = launch(p, weight->type, card, stream); status != cudaSuccess) {
+            return status;
+        }
+    }
+    return cudaSuccess;
+}
+
 }  // namespace
 
 bool can_fuse(const place & where) {
@@ -169,8 +195,7 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
         return false;
     }
     const products p = describe(fused.products, space);
-    const ggml_type type = fused.products.product[0].weight->type;
-    if (!why.passed(launch(p, type, facts_of(where.card).card, where.stream), "launching products")) {
+    if (!why.passed(launch_types(fused.products, p, facts_of(where.card).card, where.stream), "launching products")) {
         return false;
     }
     return !fused.has_heads || why.passed(launch_heads(describe(fused.heads, p), where.stream), "launching heads");

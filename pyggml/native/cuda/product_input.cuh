@@ -45,9 +45,7 @@ static __device__ __forceinline__ void round_four(float4 v, int column, int i, b
     }
     // An integer's low byte lies in the low bits of MAGIC + integer.
     const float d = largest * (1.0f / 127.0f);
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(largest));
-    inverse = largest > 1e-37f ? inverse * 127.0f : 0.0f;
+    const float inverse = largest > 1e-37f ? fast_inverse(largest) * 127.0f : 0.0f;
     const uint32_t q[4] = {__float_as_uint(v.x * inverse + MAGIC), __float_as_uint(v.y * inverse + MAGIC),
                            __float_as_uint(v.z * inverse + MAGIC), __float_as_uint(v.w * inverse + MAGIC)};
     const uint32_t low = __byte_perm(q[0], q[1], 0x0040), high = __byte_perm(q[2], q[3], 0x0040);
@@ -105,7 +103,7 @@ static __device__ __forceinline__ void warm_norm(const products & p) {
     constexpr int LINE = 32;
     const int i = (blockIdx.x + gridDim.x * threadIdx.x) * LINE;
     if (p.in.norm_weight && i < p.n_weights) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in.norm_weight + i));
+        bring_to_l2(p.in.norm_weight + i);
     }
 }
 

@@ -2,39 +2,9 @@
 // A slot's barrier counts the bytes or copies that have arrived; only the warp itself waits for it and refills it.
 #pragma once
 
+#include "machine_words.cuh"
 #include "products.h"
 #include "weight_blocks.cuh"
-
-static __device__ __forceinline__ uint32_t shared_address(const void * p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-static __device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void wait_barrier(uint32_t barrier, int phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-#if __CUDA_ARCH__ >= 900
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-#else
-        "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-#endif
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier), "r"(phase)
-        : "memory");
-}
-
-static __device__ __forceinline__ void copy_16(uint32_t to, const char * from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 // IS_LOOSE: units may start at any even byte or be incomplete, and are copied with what shares their 16 bytes.
 template <class W, bool IS_LOOSE, int ROWS>

@@ -208,7 +208,7 @@ struct product_kernel {
                 issue();
             }
             keep_partial(sums, shared.partial + (turn * n_warps + warp) * ROWS * N);
-            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(32 * p.n_group_warps) : "memory");
+            wait_for_group(group + 1, 32 * p.n_group_warps);
             finish(p, tile, add, shared.partial + (turn * n_warps + group * p.n_group_warps) * ROWS * N);
         }
         if (p.in.sum) {

@@ -1,0 +1,90 @@
+// The machine's words on a processor. A copy is done when its barrier is waited for, not before.
+#pragma once
+
+#include "cuda_runtime.h"
+
+struct late_copy {
+    uint32_t to;
+    const char * from;
+};
+inline std::vector<late_copy> late_copies[MAX_THREADS];
+inline std::vector<std::pair<uint32_t, std::vector<late_copy>>> arriving[MAX_THREADS];
+
+static inline uint32_t shared_address(const void * p) {
+    return static_cast<uint32_t>(static_cast<const char *>(p) - memory);
+}
+static inline void init_barrier(uint32_t, int) {}
+static inline void copy_16(uint32_t to, const char * from) {
+    late_copies[fibers.current].push_back({to, from});
+}
+static inline void copies_arrive(uint32_t barrier) {
+    arriving[fibers.current].push_back({barrier, std::move(late_copies[fibers.current])});
+    late_copies[fibers.current].clear();
+}
+static inline void wait_barrier(uint32_t barrier, int) {
+    auto & mine = arriving[fibers.current];
+    const auto found = std::find_if(mine.begin(), mine.end(), [&](const auto & one) { return one.first == barrier; });
+    if (found != mine.end()) {
+        for (const late_copy & copy : found->second) {
+            std::memcpy(memory + copy.to, copy.from, 16);
+        }
+        mine.erase(found);
+    }
+    __syncwarp();
+}
+static inline void wait_for_group(int barrier, int n_threads) {
+    meet(fibers.named[barrier], n_threads);
+}
+static inline void bring_to_l2(const void *) {}
+static inline float fast_inverse(float v) { return 1.0f / v; }
+
+struct fragment {
+    uint32_t a[4];
+    int b[2];
+};
+
+// The fragments of all lanes of the warp.
+static inline std::vector<fragment> gather(const fragment & mine) {
+    const int thread = fibers.current, warp = thread / WARP;
+    std::vector<fragment> all(WARP);
+    std::memcpy(fibers.words[thread], &mine, sizeof(mine));
+    meet(fibers.warps[warp], WARP);
+    for (int lane = 0; lane < WARP; lane++) {
+        std::memcpy(&all[lane], fibers.words[warp * WARP + lane], sizeof(mine));
+    }
+    meet(fibers.warps[warp], WARP);
+    return all;
+}
+
+template <bool IS_UNSIGNED>
+static void multiply(int c[4], const uint32_t a[4], int2 b, int n_words) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const std::vector<fragment> all = gather({{a[0], a[1], a[2], a[3]}, {b.x, b.y}});
+    for (int i = 0; i < 4; i++) {
+        const int upper = i / 2, column = 2 * t + i % 2;
+        for (int k = 0; k < 4; k++) {
+            for (int word = 0; word < n_words; word++) {
+                const uint32_t left = all[4 * g + k].a[upper + 2 * word];
+                const int right = all[4 * column + k].b[word];
+                for (int byte = 0; byte < 4; byte++) {
+                    const int l = IS_UNSIGNED ? static_cast<uint8_t>(left >> 8 * byte) : static_cast<int8_t>(left >> 8 * byte);
+                    c[i] += l * static_cast<int8_t>(right >> 8 * byte);
+                }
+            }
+        }
+    }
+}
+
+static inline void multiply_signed(int c[4], const uint32_t a[4], int2 b) { multiply<false>(c, a, b, 2); }
+static inline void multiply_unsigned(int c[4], const uint32_t a[4], int2 b) { multiply<true>(c, a, b, 2); }
+static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, int b) {
+    const uint32_t a[4] = {a0, a1, 0, 0};
+    multiply<false>(c, a, make_int2(b, 0), 1);
+}
+static inline void load_matrices(uint32_t address, uint32_t r[4]) {
+    const int lane = threadIdx.x % WARP;
+    for (int m = 0; m < 4; m++) {
+        const uint32_t row = from_lane(address, [m](int l) { return 8 * m + l / 4; });
+        std::memcpy(&r[m], memory + row + 4 * (lane % 4), 4);
+    }
+}

@@ -1,0 +1,56 @@
+"""The source of the fused products, run on a processor whose threads are fibers: right for every type and shape.
+
+Ordering between threads is the kernel's own; copies arrive only when they are waited for. Tensor cores are spelled out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+CUDA = TESTS.parent / "pyggml" / "native" / "cuda"
+SOURCES = ("product*.cuh", "product*.h", "weight_blocks.cuh", "q6_k_blocks.cuh", "tensor_cores.cuh")
+COMPILER = shutil.which("c++") or shutil.which("g++")
+# Sums of some thousand products in float32, against float64; a value on the edge between two roundings counts most.
+LIMIT = 1e-7
+
+TYPES = ("q8_0", "q4_k", "q5_k", "q6_k")
+KINDS = ("alone", "normed", "normed-added", "bias-residual", "normed-gate")
+CASES = [
+    *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 2, 3, 4, 8) for kind in KINDS),
+    *((kind_of, n, 1280, rows, "residual", 3) for kind_of in TYPES for n in (1, 5) for rows in (16, 17, 101)),
+    *(("q8_0", n, k, 35, "normed", 2) for n in (1, 3, 8) for k in (64, 192, 576, 1088)),
+    ("q8_0", 2, 4352, 16, "normed-gate", 1),
+    ("q4_k", 1, 8192, 16, "normed", 2),
+    ("q5_k", 1, 17408, 16, "residual", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, from copies of the kernels beside stand-ins for CUDA's words."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler: sudo apt install g++")
+    folder = tmp_path_factory.mktemp("products")
+    for path in (
+        *(path for pattern in SOURCES for path in CUDA.glob(pattern)),
+        *(TESTS / "emulated_cuda").iterdir(),
+    ):
+        shutil.copy(path, folder)
+    command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", "products.cpp", "-o", "products"]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "products"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_products_are_right(program: Path, case: tuple[object, ...]) -> None:
+    done = subprocess.run(
+        [program, *map(str, case)], check=False, capture_output=True, text=True, timeout=100
+    )
+    error, error_of_sum = map(float, done.stdout.split())
+    assert error <= LIMIT and error_of_sum == 0
