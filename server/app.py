@@ -34,6 +34,8 @@ def make_app(front: Front) -> web.Application:
         for path in (route.path, *route.aliases):
             resource = app.router.add_resource(path)
             resource.add_route(route.method, _bound(front, route))
+            if route.method == "GET":
+                resource.add_route("HEAD", _bound(front, route))
             if route.is_public:
                 gate.public_paths.add(path)
     return app

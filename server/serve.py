@@ -58,8 +58,14 @@ class Server:
         """Serve; raises StartError as serve() does."""
         loop = asyncio.get_running_loop()
         asked_to_stop = asyncio.Event()
+
+        def ask_to_stop() -> None:
+            if asked_to_stop.is_set():  # asked twice: answers get no more time
+                self._link.stop()
+            asked_to_stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked_to_stop.set)
+            loop.add_signal_handler(number, ask_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._read_keys)
         runner = web.AppRunner(
             make_app(self._front), handler_cancellation=True, access_log=None,
@@ -87,7 +93,7 @@ class Server:
         self._front.is_stopping = True
         LOG.info("stopping; %d requests are running", self._link.n_open)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._link.idle(), self._options.grace_s)
+            await asyncio.wait_for(self._link.idle(), self._options.grace_s)  # a second signal ends them all
 
     def _read_keys(self) -> None:
         try:

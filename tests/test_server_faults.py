@@ -182,6 +182,18 @@ def test_a_stop_ends_what_takes_longer_than_the_grace_time(endless: Path) -> Non
         assert server.process.wait(HANG_S) == 0
 
 
+def test_a_second_signal_gives_no_more_time(endless: Path) -> None:
+    with ServerProcess(endless, *OPTIONS, "--grace", 1000) as server:
+        stream = stream_of(server, CHAT, ENDLESS)
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        server.wait_for("stopping")
+        server.process.send_signal(signal.SIGINT)
+        *_, (_, last) = stream
+        assert last["error"]["message"]
+        assert server.process.wait(HANG_S) == 0
+
+
 def test_a_stop_while_loading_ends_at_once(endless: Path) -> None:
     with ServerProcess(endless, "--port", 0, waits=False) as server:
         children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")

@@ -36,6 +36,11 @@ def test_a_base_model_continues_texts_under_any_name(base: ServerProcess) -> Non
     assert (reply.status, reply.json["model"], reply.json["choices"][0]["text"]) == (200, "base", "Fine.")
 
 
+def test_probes_may_ask_for_the_head_alone(base: ServerProcess) -> None:
+    reply = base.request("HEAD", "/health")
+    assert (reply.status, reply.body) == (200, b"")
+
+
 def test_models_say_what_they_can(base: ServerProcess) -> None:
     (model,) = base.get("/v1/models").json["data"]
     assert model["id"] == "base" and model["context_length"] == 256
