@@ -38,6 +38,12 @@ if "GGML_VK_VISIBLE_DEVICES" not in os.environ:
     _keep_buffers()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Wait long: compiling what a test is the first to use takes a busy machine minutes."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def two_devices() -> None:
     """Skip where there are not two Vulkan devices."""
