@@ -81,6 +81,16 @@ def check_schema(name: str, schema: str, *, is_lenient: bool = False) -> None:
         raise RequestError(f"{name}{str(error).removeprefix('json_schema')}")
 
 
+def check_form(params: SamplingParams) -> None:
+    """See, before there is a vocabulary, that what is asked of the text compiles. Raises: RequestError."""
+    grammar = Grammar.of(params)
+    if grammar is None:
+        return
+    message = llguidance.LLMatcher.validate_grammar(grammar.text)
+    if message and not message.startswith("WARNING") and "no tokenizer" not in message:
+        raise compile_error(grammar, message)
+
+
 def json_rule(schema: str, *, is_lenient: bool = False) -> str:
     """What stands for the JSON texts that a schema, given as JSON text, allows.
 

@@ -34,6 +34,7 @@ COMMAND_LINE: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*RUN, "--logit-bias", "five=1"), "a token id and a number are needed"),
     ((*RUN, "--grammar", "none.gbnf"), "none.gbnf cannot be read: No such file"),
     ((*RUN, "--json-schema", "[1"), "json_schema is not JSON"),
+    ((*RUN, "--regex", "(?=a)"), "--regex: regex: "),
     ((*RUN, "--regex", "(?=a)"), "look-around"),
     ((*RUN, "--logit-bias", "99999=1"), "token id 99999 is outside of the vocabulary of 320"),
     ((*RUN, "--cache-type-k", "q3"), "one of f32, f16, bf16, q8_0, q4_0 is needed"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RequestError
+from ..grammar import check_form
 from ..sampling_params import SamplingParams
 from .options import SAMPLING
 from .settings import Settings
@@ -25,7 +26,7 @@ def chosen_sampling(settings: Settings) -> dict[str, Any]:
         if name == "grammar":
             value = _grammar_in(value, settings.source(name))
         try:
-            SamplingParams(**{field: value})
+            check_form(SamplingParams(**{field: value}))
         except RequestError as error:
             raise ConfigError(f"{settings.source(name)}: {error}") from error
         chosen[field] = value
