@@ -7,7 +7,7 @@ import struct
 
 from aiohttp import web
 
-from .front import Front
+from .front import KEY, RECORD, Front
 from .messages import Embed
 from .openai_embeddings import REFUSED, Embedding, Embeddings, EmbeddingsRequest, EmbeddingsUsage
 from .prompts import prompts_of
@@ -23,6 +23,9 @@ async def embeddings(front: Front, request: web.Request) -> web.StreamResponse:
     prompts = prompts_of(asked.input, "input")
     with front.admitted(request, len(prompts)):
         vectors, n_tokens = await front.link.call(lambda id: Embed(id, prompts))
+    request[RECORD]["n_prompt"] = n_tokens
+    if (key := request.get(KEY)) is not None:
+        key.use.add(0, n_tokens)
     made = [_vector(data, asked.encoding_format == "base64") for data in vectors]
     return json_reply(
         Embeddings([Embedding(i, v) for i, v in enumerate(made)], model, EmbeddingsUsage(n_tokens, n_tokens))

@@ -112,6 +112,7 @@ short name=short max_tokens=3
 single name=single max_requests=1
 rare name=rare requests_per_minute=2
 frugal name=frugal tokens_per_minute=5
+reader name=reader tokens_per_minute=5
 brief name=brief max_seconds=1
 """
 
@@ -148,6 +149,12 @@ def test_a_key_caps_requests_a_minute(capped: ServerProcess) -> None:
 
 def test_a_key_caps_tokens_a_minute(capped: ServerProcess) -> None:
     assert [ask(capped, "frugal", max_tokens=8).status for _ in range(2)] == [200, 429]
+
+
+def test_texts_to_embed_count_as_tokens(capped: ServerProcess) -> None:
+    body = {"input": "many more than five tokens"}
+    statuses = [capped.post("/v1/embeddings", body, Authorization="Bearer reader").status for _ in range(2)]
+    assert statuses == [200, 429]
 
 
 def test_a_key_caps_requests_at_once(capped: ServerProcess) -> None:
