@@ -10,6 +10,7 @@ import pytest
 from chat_formats import format_of, read, tools
 
 from pyggml.engine.chat_format import Opening
+from pyggml.engine.detokenizer import Detokenizer
 
 ADD = ("add", {"a": 1, "b": 2})
 CITY = ("get_weather", {"city": "Łódź"})
@@ -139,3 +140,26 @@ def test_ids_that_are_made_are_nine_letters_or_digits_and_differ(archive: Path) 
     calls = parser.push(f'<tool_call>{{"name": "add", "arguments": {AB}}}</tool_call>' * 2).calls
     ids = [call.id for call in calls if call.id]
     assert len(set(ids)) == 2 and all(len(id) == 9 and id.isalnum() for id in ids)
+
+
+@pytest.mark.parametrize(
+    "name, marks",
+    [
+        (GPT_OSS, "<|start|> <|channel|> <|message|> <|constrain|> <|end|> <|call|> <|return|>"),
+        ("google-gemma-4-31B-it", '<|tool_call> <tool_call|> <|"|> <|channel> <channel|>'),
+        (R1, "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜>"),
+        (MISTRAL, "[TOOL_CALLS] [ARGS] [CALL_ID]"),
+    ],
+)
+def test_control_tokens_that_are_marks_are_shown_to_the_parser(archive: Path, name: str, marks: str) -> None:
+    format = format_of(archive / "models" / "templates" / f"{name}.jinja")
+    ids = format._tokenizer.vocabulary.ids
+    assert {ids[mark] for mark in marks.split()} <= format.shown_ids
+
+
+def test_other_control_tokens_stay_hidden(archive: Path) -> None:
+    tokenizer = format_of(archive / "models" / "templates" / f"{MISTRAL}.jinja")._tokenizer
+    shown = tokenizer.vocabulary.ids["[ARGS]"]
+    ids = tokenizer.encode("a[ARGS]b[CALL_ID]c", parse_special=True)
+    text = Detokenizer(tokenizer, shown=frozenset({shown}))
+    assert "".join(map(text.push, ids)) == "a[ARGS]bc"

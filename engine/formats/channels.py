@@ -23,7 +23,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 @dataclass(frozen=True)
 class Channels:
-    """The marks of a family: what begins a header, ends one, and ends a stretch.
+    """The marks of a family: what begins a header, ends one, and ends a stretch; `within` may stand in a header.
 
     to_self: the recipient that means reasoning. inner: how arguments are written where not as bare JSON.
     """
@@ -31,6 +31,7 @@ class Channels:
     starts: tuple[str, ...] = ("<|start|>assistant", "<|channel|>", " to=")
     header_end: str = "<|message|>"
     ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>", "<|start|>assistant", "<|channel|>")
+    within: tuple[str, ...] = ("<|constrain|>",)
     name_prefix: str = "functions."
     to_self: str = ""
     to_user: str = ""

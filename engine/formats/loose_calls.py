@@ -29,6 +29,7 @@ class LooseCalls:
     start: str
     end: str
     is_python: bool = False
+    quote: str = _GEMMA_QUOTE
     is_bare: bool = False
     is_always: bool = False
 
