@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "PYGGML_NCCL_TRIAL": "`force` tries NCCL at every start, `skip` trusts it; by default its last verdict counts",
     "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
-    "PYGGML_FUSED": "`0`: small operations of a decode step are not joined into kernels of our own",
+    "PYGGML_FUSED": "`1`: runs of small operations on CUDA cards may become kernels of our own; off by default",
     "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
 }
 
