@@ -138,13 +138,14 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.n_slots:
-            request = self.waiting.popleft()
+            request = self.waiting[0]  # and stays there until it has its slot, so that a fault finds it
             free = [s for s in range(self.n_slots) if s not in self.running]
             reuses = request.reader is None and request.reuses_prefix
             slot, n_cached, request.n_store = self.cache.place(request.ids, free, reuses=reuses)
             request.begin(slot, n_cached)
             if request.reader is None:
                 self._follow(request, reuses and self.cache.is_on)
+            self.waiting.popleft()
             self.running[slot] = request
 
     def _follow(self, request: Request, may_share: bool) -> None:

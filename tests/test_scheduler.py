@@ -174,6 +174,20 @@ def test_a_failed_request_leaves_nothing_to_reuse() -> None:
     assert later.n_cached == 0
 
 
+def test_a_fault_while_a_request_gets_its_slot_does_not_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, _ = made(2, 8)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("the copy failed")
+
+    monkeypatch.setattr(scheduler.cache, "place", fail)
+    first = request([1, 2, 3])
+    scheduler.add(first)
+    with pytest.raises(RuntimeError, match="the copy failed"):
+        scheduler.schedule()
+    assert list(scheduler.requests()) == [first]
+
+
 def test_random_operations_never_share_a_slot_or_lose_a_request() -> None:
     rng = random.Random(3)
     scheduler, rows = made(3, 4, min_stored=3)
