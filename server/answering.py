@@ -27,6 +27,7 @@ from pyggml.engine import (
 from .answer_pieces import AnswerPieces
 from .messages import (
     Accepted,
+    Broken,
     Cancel,
     Chat,
     Detokenize,
@@ -88,9 +89,9 @@ class Answering:
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, Job] = {}
         self._watching: asyncio.Task[None] | None = None
-        self._fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._fault: asyncio.Future[Broken] = asyncio.get_running_loop().create_future()
 
-    async def fault(self) -> str:
+    async def fault(self) -> Broken:
         """Wait until the engine cannot go on; why."""
         return await self._fault
 
@@ -145,12 +146,13 @@ class Answering:
         try:
             status = self._llm.status()
         except Exception as error:  # an engine that cannot even tell how it is
-            reason = f"the engine has failed ({type(error).__name__}: {error})"
+            broken = Broken(f"the engine has failed ({type(error).__name__}: {error})")
         else:
             if status.state not in ("failed", "closed"):
                 return
             reason = f"the engine has failed: {status.fault or 'it has ended'}"
-        self._fault.get_loop().call_soon_threadsafe(self._set_fault, reason)
+            broken = Broken(reason, is_final=status.is_device_lost)
+        self._fault.get_loop().call_soon_threadsafe(self._set_fault, broken)
 
     async def _watch(self) -> None:
         """While requests are open, look whether the engine still is: one that broke badly tells nobody."""
@@ -160,9 +162,9 @@ class Answering:
                 return
             self._look_for_fault()
 
-    def _set_fault(self, reason: str) -> None:
+    def _set_fault(self, broken: Broken) -> None:
         if not self._fault.done():
-            self._fault.set_result(reason)
+            self._fault.set_result(broken)
 
     def _ended(self, id: int) -> None:
         self._jobs.pop(id, None)

@@ -81,7 +81,8 @@ class EngineLink:
                 return
             if broken is not None and broken.is_mistake and not self.n_restarts:
                 raise StartError(self.reason)
-            if not self._was_ready or not self._restarts or not self._may_restart():
+            is_final = not self._was_ready or (broken is not None and broken.is_final)
+            if is_final or not self._restarts or not self._may_restart():
                 raise StartError(self.reason, status=1)
             LOG.error("%s; it is started again", self.reason)
             self.n_restarts += 1

@@ -117,10 +117,14 @@ class Ready(Message):
 
 
 class Broken(Message):
-    """The engine cannot go on and its process ends; `is_mistake` where the options are at fault."""
+    """The engine cannot go on and its process ends; `is_mistake` where the options are at fault.
+
+    `is_final`: a device is lost, so that starting again is of no use.
+    """
 
     reason: str
     is_mistake: bool = False
+    is_final: bool = False
 
 
 class TokenScore(msgspec.Struct, array_like=True):

@@ -72,7 +72,7 @@ async def _serve(end: socket.socket) -> int:
     if not fault.done():
         await reading
         return 0
-    outbox.put(Broken(fault.result()))
+    outbox.put(fault.result())
     outbox.flush()
     with contextlib.suppress(ConnectionError):
         await writer.drain()

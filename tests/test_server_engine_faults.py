@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 from pyggml.engine import Delta, FinishReason, GenerationError
-from pyggml.server import answering
+from pyggml.server import StartError, answering, engine_link
 from pyggml.server.answering import Answering
-from pyggml.server.messages import Accepted, Cancel, Failed, Generate, Piece, frame, to_engine
+from pyggml.server.messages import (
+    Accepted,
+    Broken,
+    Cancel,
+    Failed,
+    Generate,
+    Load,
+    Piece,
+    Ready,
+    frame,
+    to_engine,
+)
 from pyggml.server.outbox import Outbox
 
 
@@ -58,10 +69,11 @@ ASKED = Generate(7, {}, prompts=[[1, 2]])
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (SimpleNamespace(state="failed", fault="a card is gone"), "a card is gone"),
+        (SimpleNamespace(state="failed", fault="a card is gone", is_device_lost=True), "a card is gone"),
+        (SimpleNamespace(state="failed", fault="a bug", is_device_lost=False), "a bug"),
         (RuntimeError("closed"), "closed"),
     ],
-    ids=["says so", "cannot even tell"],
+    ids=["a lost device", "another fault", "cannot even tell"],
 )
 async def test_an_engine_that_fell_silent_is_noticed(
     status: Any, said: str, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +81,8 @@ async def test_an_engine_that_fell_silent_is_noticed(
     monkeypatch.setattr(answering, "WATCH_S", 0.01)
     work, _ = started(BrokenLLM(status))
     work.take(ASKED)
-    assert said in await asyncio.wait_for(work.fault(), 10)
+    broken = await asyncio.wait_for(work.fault(), 10)
+    assert said in broken.reason and broken.is_final is (said == "a card is gone")
 
 
 async def test_one_error_ends_a_request_and_its_other_answers_are_cancelled() -> None:
@@ -91,6 +104,59 @@ async def test_a_request_that_is_cancelled_before_it_was_handed_over_is_cancelle
     work.take(ASKED)
     work.take(Cancel(7))
     await until(lambda: llm.cancelled == 1)
+
+
+class Life:
+    """One run of an engine's process that says these messages and ends."""
+
+    pid = 1
+
+    def __init__(self, *messages: Any) -> None:
+        self._batches: list[Any] = [list(messages), None]
+
+    def send(self, message: Any) -> None:
+        """Nobody listens."""
+
+    def close(self, *, by_force: bool = False) -> None:
+        """It ends anyhow."""
+
+    async def receive(self) -> Any:
+        return self._batches.pop(0)
+
+    async def ended(self) -> str:
+        return "the engine's process ended by signal SIGABRT"
+
+
+READY = Ready({"n_slots": 1})
+
+
+@pytest.mark.parametrize(
+    ("lives", "restarts", "status", "said", "n_lives"),
+    [
+        ([(Broken("no such file", is_mistake=True),)], True, 2, "no such file", 1),
+        ([(READY, Broken("a card is gone", is_final=True)), (READY,)], True, 1, "a card is gone", 1),
+        ([(READY,), (READY, Broken("a card is gone", is_final=True))], True, 1, "a card is gone", 2),
+        ([(READY,), (Broken("it does not fit now", is_mistake=True),)], True, 1, "does not fit now", 2),
+        ([(READY,)], False, 1, "SIGABRT", 1),
+        ([()], True, 1, "SIGABRT", 1),
+        ([(READY,)] * 4, True, 1, "SIGABRT", 4),
+    ],
+    ids=["a mistake", "a lost device", "lost later", "cannot start again", "not asked to", "never ready", "too often"],
+)
+async def test_when_the_server_ends_with_its_engine(
+    lives: list[tuple[Any, ...]], restarts: bool, status: int, said: str, n_lives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = [Life(*messages) for messages in lives]
+    n_before = len(waiting)
+
+    async def start() -> Life:
+        return waiting.pop(0)
+
+    monkeypatch.setattr(engine_link.EngineProcess, "start", start)
+    link = engine_link.EngineLink(Load("m", {}), restarts=restarts, on_ready=lambda facts: None)
+    with pytest.raises(StartError, match=said) as ended:
+        await link.run()
+    assert (ended.value.status, n_before - len(waiting)) == (status, n_lives)
 
 
 def test_messages_come_back_as_they_were() -> None:
