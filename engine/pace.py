@@ -30,22 +30,30 @@ class Pace:
         self._max_gap_s = max_gap_ms / 1000
         self._tok_per_s = 0.0
         self._decode_s = 0.0
+        self._spent_s = 0.0  # on prompts since the last decode step
 
     def note_prefill(self, n_tokens: int, seconds: float) -> None:
-        """A step evaluated so many prompt tokens; few say little and are not counted."""
+        """A step evaluated so many prompt tokens; few say little about speed."""
+        self._spent_s += seconds
         if n_tokens >= MIN_CHUNK and seconds > 0:
             speed = n_tokens / seconds
             self._tok_per_s = (self._tok_per_s + speed) / 2 if self._tok_per_s else speed
 
     def note_decode(self, seconds: float) -> None:
         """A step decoded one token of one or several answers."""
+        self._spent_s = 0.0
         if seconds > 0:
             self._decode_s = min(self._decode_s * 1.01 or seconds, seconds)
 
-    @property
-    def chunk(self) -> int:
-        """Prompt tokens of a step that running answers wait for: what takes about max_gap_ms, at least 32."""
-        return self._fitting(self._max_gap_s, _FIRST_CHUNK)
+    def chunk(self, *, goes_on: bool = False) -> int:
+        """Prompt tokens of a step that running answers wait for: what takes about max_gap_ms, at least 32.
+
+        After another such step none, or where it `goes_on` what fits into the rest of that time.
+        """
+        if not self._spent_s:
+            return self._fitting(self._max_gap_s, _FIRST_CHUNK)
+        left_s = self._max_gap_s - self._spent_s
+        return self._fitting(left_s, 0) if goes_on and self._tok_per_s * left_s >= MIN_CHUNK else 0
 
     @property
     def solo_chunk(self) -> int:

@@ -6,7 +6,8 @@ Pure Python over plain integers; knows nothing of tensors, devices or text. Call
   never put off again.
 - A step is prefill, of one prompt or of several short ones in neighbouring slots, or decode, of every request whose
   prompt is evaluated but for its last token. Where both wait they take turns, and a prefill step is then so short that
-  running answers wait for about `max_gap_ms`. Prompts are evaluated in the order in which they came.
+  running answers wait for about `max_gap_ms`; while more prompts than answers are under way, several steps may share
+  that time. Prompts are evaluated in the order in which they came.
 - A prompt whose beginning is being evaluated for another request waits for that and takes a copy; so do the answers to
   one prompt.
 """
@@ -36,7 +37,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self._following: dict[Request, tuple[Request, int]] = {}
-        self._decoded_last = True
 
     @property
     def is_idle(self) -> bool:
@@ -59,11 +59,10 @@ class Scheduler:
         active = [r for r in self.running.values() if r not in self._following]
         prefilling = [r for r in active if r.is_prefilling]
         decoding = [r for r in active if not r.is_prefilling]
-        if prefilling and (self._decoded_last or not decoding):
-            self._decoded_last = False
-            return self._prefill(prefilling, self.pace.chunk if decoding else self.pace.solo_chunk)
-        self._decoded_last = True
-        return self._decode(decoding) if decoding else None
+        if not decoding:
+            return self._prefill(prefilling, self.pace.solo_chunk) if prefilling else None
+        limit = self.pace.chunk(goes_on=len(prefilling) > len(decoding))
+        return self._prefill(prefilling, limit) if prefilling and limit else self._decode(decoding)
 
     def _prefill(self, requests: Sequence[Request], limit: int) -> Batch:
         first = min(requests, key=lambda r: r.arrived_s)

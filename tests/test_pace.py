@@ -9,8 +9,8 @@ from pyggml.engine.pace import Pace, check_gap
 
 
 def test_before_anything_was_measured_a_step_is_short() -> None:
-    assert Pace(512).chunk == 128
-    assert Pace(64).chunk == 64
+    assert Pace(512).chunk() == 128
+    assert Pace(64).chunk() == 64
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,8 @@ def test_before_anything_was_measured_a_step_is_short() -> None:
 def test_a_step_takes_what_a_fifth_of_a_second_allows_and_at_least_32(tok_per_s: float, chunk: int) -> None:
     pace = Pace(512, 200)
     pace.note_prefill(128, 128 / tok_per_s)
-    assert pace.chunk == chunk
+    pace.note_decode(0.01)
+    assert pace.chunk() == chunk
 
 
 @pytest.mark.parametrize(("tok_per_s", "chunk"), [(10_000, 512), (100, 192), (20, 32)])
@@ -34,7 +35,18 @@ def test_a_step_of_few_tokens_says_nothing_about_speed() -> None:
     pace = Pace(512)
     pace.note_prefill(100, 0.1)
     pace.note_prefill(2, 0.2)
-    assert pace.chunk == 192
+    pace.note_decode(0.01)
+    assert pace.chunk() == 192
+
+
+def test_after_a_step_of_a_prompt_answers_have_their_turn_or_the_rest_of_the_time_is_used() -> None:
+    pace = Pace(512, 200)
+    pace.note_prefill(100, 0.1)
+    assert (pace.chunk(), pace.chunk(goes_on=True)) == (0, 96)  # of 1000 a second in 0.1 s
+    pace.note_prefill(80, 0.08)
+    assert (pace.chunk(), pace.chunk(goes_on=True)) == (0, 0)
+    pace.note_decode(0.01)
+    assert (pace.chunk(), pace.chunk(goes_on=True)) == (192, 192)
 
 
 def test_padding_is_free_up_to_what_a_decode_step_costs() -> None:

@@ -89,7 +89,7 @@ def advance(scheduler: Scheduler, batch: Batch, token: int = 7, rows: FakeRows |
         if rows is not None:
             assert rows.slots[row.slot][: row.start] == row.request.tokens(0, row.start)
             rows.write(row.slot, row.start, row.ids)
-    scheduler.ran(batch)
+    scheduler.ran(batch, 0.001)
     for row in batch.rows:
         if row.wants_logits:
             if row.request.take(Sampled(token)):
