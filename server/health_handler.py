@@ -14,13 +14,14 @@ from .errors import ApiError
 from .front import Front
 from .messages import Generate
 from .reply import json_reply
+from .status_handler import engine_status
 
 DEEP_TIMEOUT_S = 30.0
 RECENT_S = 2.0
 
 
 class Health(msgspec.Struct):
-    """How the server is: ok, loading, broken or stopping. `error` is llama-server's, where it is not ok."""
+    """How the server is: ok, loading, rebuilding, broken, stopping. `error` is llama-server's, where it is not ok."""
 
     status: str
     reason: str | None = None
@@ -39,15 +40,21 @@ async def health(front: Front, request: web.Request) -> web.StreamResponse:
             return json_reply(Health("broken", f"no token within {DEEP_TIMEOUT_S:g} s"), 503)
         except ApiError as error:
             return _bad(front, error)
+    elif (engine := await engine_status(front)) is not None and engine["state"] != "ready":
+        fault = engine["fault"] or f"the engine is {engine['state']}"
+        return json_reply(Health(engine["state"], fault, error=_error(fault)), 503)
     return json_reply(Health("ok"))
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"code": 503, "message": message, "type": "unavailable_error"}
 
 
 def _bad(front: Front, error: ApiError) -> web.Response:
     link = front.link
     status = "stopping" if front.is_stopping else "broken" if link.state is State.READY else link.state.value
     progress = round(link.progress, 3) if link.state is State.LOADING else None
-    body = {"code": 503, "message": error.message, "type": "unavailable_error"}
-    return json_reply(Health(status, error.message, progress, body), 503)
+    return json_reply(Health(status, error.message, progress, _error(error.message)), 503)
 
 
 async def _decode_one(front: Front) -> None:

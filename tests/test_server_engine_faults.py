@@ -11,6 +11,7 @@ import pytest
 from pyggml.engine import Delta, FinishReason, GenerationError
 from pyggml.server import StartError, answering, engine_link
 from pyggml.server.answering import Answering
+from pyggml.server.health_handler import health
 from pyggml.server.messages import (
     Accepted,
     Broken,
@@ -157,6 +158,17 @@ async def test_when_the_server_ends_with_its_engine(
     with pytest.raises(StartError, match=said) as ended:
         await link.run()
     assert (ended.value.status, n_before - len(waiting)) == (status, n_lives)
+
+
+@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("rebuilding", 503), ("failed", 503)])
+async def test_health_is_that_of_the_engine(state: str, status: int) -> None:
+    async def call(make: Any) -> dict[str, Any]:
+        return {"state": state, "fault": "a rank was late" if status == 503 else None}
+
+    link = SimpleNamespace(state=engine_link.State.READY, call=call)
+    reply: Any = await health(SimpleNamespace(is_stopping=False, link=link), SimpleNamespace(query={}))  # type: ignore
+    assert reply.status == status
+    assert (b"a rank was late" in reply.body) is (status == 503)
 
 
 def test_messages_come_back_as_they_were() -> None:
