@@ -36,7 +36,7 @@ def taken(case: Case) -> list[int]:
         ("added-normed-gate-gelu", 6),
     ],
 )
-@pytest.mark.parametrize("kind_of_weights", ["q8_0", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("kind_of_weights", ["q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4"])
 @pytest.mark.parametrize("n", [1, 8])
 def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weights: str, n: int) -> None:
     assert taken(Case(kind, n=n, type=kind_of_weights)) == [n_nodes]
@@ -60,7 +60,7 @@ def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None
     [
         Case("alone", n=9),
         Case("alone", type="f32"),
-        Case("alone", type="q4_0"),
+        Case("alone", type="q5_0"),
         Case("alone", rows=15),
         Case("alone", k=96),
     ],
@@ -108,13 +108,14 @@ def test_a_run_ends_where_it_is_told() -> None:
     ("case", "is_taken"),
     [
         (Case("normed"), True),
+        (Case("normed", type="q4_0"), False),
         (Case("normed", n=2), False),
         (Case("normed", n=2, k=64, rows=8192), True),
         (Case("normed-gate", n=8, k=64, rows=4096), True),
     ],
     ids=str,
 )
-def test_of_several_columns_only_what_pays_is_taken(
+def test_only_what_was_seen_to_pay_is_taken(
     case: Case, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYGGML_FUSED")

@@ -13,17 +13,32 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 CUDA = TESTS.parent / "pyggml" / "native" / "cuda"
-SOURCES = ("product*.cuh", "product*.h", "weight_blocks.cuh", "q6_k_blocks.cuh", "tensor_cores.cuh")
+SOURCES = (
+    "product*.cuh",
+    "product*.h",
+    "weight_blocks.cuh",
+    "q6_k_blocks.cuh",
+    "nibble_blocks.cuh",
+    "tensor_cores.cuh",
+)
 COMPILER = shutil.which("c++") or shutil.which("g++")
 # Sums of some thousand products in float32, against float64; a value on the edge between two roundings counts most.
 LIMIT = 1e-7
 
-TYPES = ("q8_0", "q4_k", "q5_k", "q6_k")
+TYPES = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4")
+SMALL_BLOCKS = ("q8_0", "q4_0", "q4_1", "mxfp4")
 KINDS = ("alone", "normed", "normed-added", "bias-residual", "normed-gate")
 CASES = [
-    *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 2, 3, 4, 8) for kind in KINDS),
-    *((kind_of, n, 1280, rows, "residual", 3) for kind_of in TYPES for n in (1, 5) for rows in (16, 17, 101)),
-    *(("q8_0", n, k, 35, "normed", 2) for n in (1, 3, 8) for k in (64, 192, 576, 1088)),
+    *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 3, 8) for kind in KINDS),
+    *((kind_of, 2, 512, 40, "normed-gate", 2) for kind_of in TYPES),
+    *((kind_of, n, 1280, rows, "residual", 3) for kind_of in TYPES for n in (1, 5) for rows in (17, 101)),
+    *(
+        (kind_of, n, k, 35, "normed", 2)
+        for kind_of in SMALL_BLOCKS
+        for n in (1, 3, 8)
+        for k in (64, 576, 1088)
+    ),
+    *((kind_of, n, 96, 35, "normed", 2) for kind_of in SMALL_BLOCKS[1:] for n in (1, 8)),
     ("q8_0", 2, 4352, 16, "normed-gate", 1),
     ("q4_k", 1, 8192, 16, "normed", 2),
     ("q5_k", 1, 17408, 16, "residual", 2),

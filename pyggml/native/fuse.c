@@ -119,6 +119,9 @@ static bool has_kernel(const struct ggml_tensor * w) {
         case GGML_TYPE_Q4_K:
         case GGML_TYPE_Q5_K: return is_matrix && (size_t) w->data % 16 == 0;
         case GGML_TYPE_Q6_K: return is_matrix && (size_t) w->data % 2 == 0;
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_MXFP4: return is_matrix && (size_t) w->data % 4 == 0;
         default: return false;
     }
 }
@@ -135,6 +138,10 @@ static bool fits(const pg_fused_products * p) {
     return n_columns <= PG_FUSED_MAX_COLUMNS && n_places * n_weights * 5 / 4 <= max_bytes;
 }
 
+static bool is_measured(const struct ggml_tensor * w) {
+    return w->type == GGML_TYPE_Q8_0 || w->type == GGML_TYPE_Q4_K || w->type == GGML_TYPE_Q5_K || w->type == GGML_TYPE_Q6_K;
+}
+
 // Whether it is faster than ggml's kernels, as measured on an H200: several columns make every block's own rounding of the
 // activations dear, which large matrices and what else a run saves make up for.
 static bool pays(const pg_fused_products * p, bool has_heads) {
@@ -142,6 +149,9 @@ static bool pays(const pg_fused_products * p, bool has_heads) {
     int64_t n_rows = 0;
     for (int i = 0; i < p->n_products; i++) {
         n_rows += p->product[i].weight->ne[1];
+        if (!is_measured(p->product[i].weight)) {
+            return false;
+        }
     }
     return n_columns == 1 || n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4);
 }
@@ -335,9 +345,7 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
         write(&r, p->product[0].out);
     }
     const bool takes_all = setting && strcmp(setting, "all") == 0;
-    if (!is_closed(&r) || !is_safe(p) || !(takes_all || pays(p, out->has_heads))) {
-        return 0;
-    }
-    out->n_nodes = r.at - first;
+    const bool is_taken = is_closed(&r) && is_safe(p) && (takes_all || pays(p, out->has_heads));
+    out->n_nodes = is_taken ? r.at - first : 0;
     return out->n_nodes;
 }

@@ -2,6 +2,7 @@
 // added, gate, bias, residual, joined by -. Prints the squared error over the squared size of the right results, and
 // the same for the sum of x and addend.
 
+#include "nibble_blocks.cuh"
 #include "product_launch.cuh"
 #include "q6_k_blocks.cuh"
 
@@ -25,7 +26,14 @@ struct block_shape {
     int weights, bytes;
 };
 
+static bool is_nibbles(const std::string & type) {
+    return type == "q4_0" || type == "q4_1" || type == "mxfp4";
+}
+
 static block_shape shape_of(const std::string & type) {
+    if (is_nibbles(type)) {
+        return {32, type == "q4_0" ? 18 : type == "q4_1" ? 20 : 17};
+    }
     return type == "q8_0" ? block_shape{32, 34} : block_shape{256, type == "q4_k" ? 144 : type == "q5_k" ? 176 : 210};
 }
 
@@ -48,8 +56,12 @@ static std::vector<uint8_t> random_rows(const std::string & type, size_t n_rows,
     }
     std::uniform_real_distribution<float> scale(0.005f, 0.02f);
     for (uint8_t * block = rows.data(); block + shape.bytes <= rows.data() + rows.size() - 16; block += shape.bytes) {
+        if (type == "mxfp4") {
+            *block = static_cast<uint8_t>(118 + generator() % 4);
+            continue;
+        }
         put_half(block + (type == "q6_k" ? 208 : 0), scale(generator));
-        if (type == "q4_k" || type == "q5_k") {
+        if (type == "q4_k" || type == "q5_k" || type == "q4_1") {
             put_half(block + 2, scale(generator));
         }
     }
@@ -72,6 +84,11 @@ static double value(const std::string & type, const uint8_t * row, int k) {
     const int e = k % shape.weights;
     if (type == "q8_0") {
         return static_cast<double>(half_of(b)) * static_cast<int8_t>(b[2 + e]);
+    }
+    if (is_nibbles(type)) {
+        static const int DOUBLED[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+        const int byte = b[shape.bytes - 16 + e % 16], nibble = e < 16 ? byte & 15 : byte >> 4;
+        return type == "mxfp4" ? std::ldexp(DOUBLED[nibble], b[0] - 128) : static_cast<double>(half_of(b)) * nibble;
     }
     if (type != "q6_k") {
         return k_value(b, e, type == "q5_k");
@@ -98,6 +115,19 @@ static std::vector<double> rounded(const std::vector<float> & x) {
     return out;
 }
 
+// What is added once a block of 32: of q4_0 - 8 d, of q4_1 m, times the sum of the activations as float16.
+static double offset(const std::string & type, const uint8_t * row, int k, const float * x) {
+    if (type != "q4_0" && type != "q4_1") {
+        return 0;
+    }
+    const uint8_t * b = row + k / 32 * shape_of(type).bytes;
+    float sum = 0;
+    for (int i = 0; i < 32; i++) {
+        sum += x[k + i];
+    }
+    return static_cast<double>(__half2float(__float2half(sum))) * (type == "q4_0" ? -8 * half_of(b) : half_of(b + 2));
+}
+
 struct error_sum {
     double wrong = 0, size = 0;
     void add(double ours, double right) {
@@ -109,6 +139,10 @@ struct error_sum {
 };
 
 static cudaError_t launch(const std::string & type, products & p, const product_card & card) {
+    if (is_nibbles(type)) {
+        return type == "q4_0" ? launch_columns<q4_0, true>(p, card, nullptr)
+               : type == "q4_1" ? launch_columns<q4_1, true>(p, card, nullptr) : launch_columns<mxfp4, true>(p, card, nullptr);
+    }
     if (type == "q8_0") {
         return p.n_weights % UNIT_WEIGHTS ? launch_columns<q8_0, true>(p, card, nullptr) : launch_columns<q8_0, false>(p, card, nullptr);
     }
@@ -149,7 +183,8 @@ int main(int, char ** argument) {
             double dot[2] = {has("bias") ? bias[r] : 0, 0};
             for (int m = 0; m <= is_gated; m++) {
                 for (int i = 0; i < k; i++) {
-                    dot[m] += q[c * k + i] * value(type, held[m].data() + r * row_bytes, i);
+                    const uint8_t * row = held[m].data() + r * row_bytes;
+                    dot[m] += q[c * k + i] * value(type, row, i) + (i % 32 ? 0 : offset(type, row, i, input.data() + c * k));
                 }
             }
             right[c * n_rows + r] = is_gated ? dot[0] / (1 + std::exp(-dot[0])) * dot[1] : dot[0] + (has("residual") ? residual[c * n_rows + r] : 0);

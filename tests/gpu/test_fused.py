@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     reason="no CUDA device; build with --backends cpu,cuda on a machine that has one",
 )
 
-TYPES = ("q8_0", "q4_k", "q5_k", "q6_k")
+TYPES = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4")
 COLUMNS = (1, 2, 3, 4, 8)
 KINDS = ("alone", "normed", "added-normed", "bias-residual", "normed-gate", "added-normed-gate-gelu")
 ODD = [(17, 256), (100, 2304), (1003, 512), (16, 8192), (2056, 768)]

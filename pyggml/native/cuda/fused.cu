@@ -151,6 +151,9 @@ cudaError_t launch(const products & p, ggml_type type, const product_card & card
         case GGML_TYPE_Q4_K: return launch_q4_k(p, card, stream);
         case GGML_TYPE_Q5_K: return launch_q5_k(p, card, stream);
         case GGML_TYPE_Q6_K: return launch_q6_k(p, card, stream);
+        case GGML_TYPE_Q4_0: return launch_q4_0(p, card, stream);
+        case GGML_TYPE_Q4_1: return launch_q4_1(p, card, stream);
+        case GGML_TYPE_MXFP4: return launch_mxfp4(p, card, stream);
         default: return cudaErrorInvalidValue;
     }
 }

@@ -14,3 +14,6 @@ cudaError_t launch_q8_0(products p, const product_card & card, cudaStream_t stre
 cudaError_t launch_q4_k(products p, const product_card & card, cudaStream_t stream);
 cudaError_t launch_q5_k(products p, const product_card & card, cudaStream_t stream);
 cudaError_t launch_q6_k(products p, const product_card & card, cudaStream_t stream);
+cudaError_t launch_q4_0(products p, const product_card & card, cudaStream_t stream);
+cudaError_t launch_q4_1(products p, const product_card & card, cudaStream_t stream);
+cudaError_t launch_mxfp4(products p, const product_card & card, cudaStream_t stream);
