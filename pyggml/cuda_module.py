@@ -44,8 +44,8 @@ def are_graphs_on() -> bool:
 
 
 def are_kernels_on() -> bool:
-    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is on."""
-    return os.environ.get("PYGGML_FUSED", "0").strip().lower() in ("1", "on", "yes", "true")
+    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is 1, or all for untimed ones too."""
+    return os.environ.get("PYGGML_FUSED", "0").strip().lower() in ("1", "on", "yes", "true", "all")
 
 
 def why() -> Any:
