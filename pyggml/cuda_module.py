@@ -44,7 +44,7 @@ def are_graphs_on() -> bool:
 
 
 def are_kernels_on() -> bool:
-    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is 1, or all for untimed ones too."""
+    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is 1, or all for more of them."""
     return os.environ.get("PYGGML_FUSED", "0").strip().lower() in ("1", "on", "yes", "true", "all")
 
 
