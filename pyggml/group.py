@@ -23,7 +23,7 @@ from .device import Device
 from .errors import ClosedError, ComputeError, DeviceError, ShapeError
 from .rank_graph import RankGraph, check_collectives
 from .reduce_type import check_reduce_dtype
-from .transport import TransportReport
+from .transport import TransportReport, are_ranks_serial
 
 __all__ = ["MAX_RANKS", "Group", "GroupGraph", "RankGraph"]
 
@@ -81,6 +81,8 @@ class Group:
         self._handle = lib.pg_group_new(len(devices), deadline_s)
         if all(backend.device.module == "cuda" for backend in self.backends):
             lib.pg_group_spin(self._handle, SPIN_S)
+        self.is_serial = are_ranks_serial()
+        lib.pg_group_serialise(self._handle, self.is_serial)
         self._threads = [
             threading.Thread(
                 target=lib.pg_group_serve, args=(self._handle, r), name=f"pyggml-rank-{r}", daemon=True
@@ -262,7 +264,8 @@ class GroupGraph:
             sums = (-(-c.tensor.n_bytes // 4) for c in graph.collectives if c.op == lib.PG_ALL_REDUCE)
             largest = max(largest, *sums, 1)
         # Ranks meet once while they record, so that all must.
-        if all(graph.n_nodes and graph.backend.device.module == "cuda" for graph in self.graphs):
+        on_cards = all(graph.n_nodes and graph.backend.device.module == "cuda" for graph in self.graphs)
+        if on_cards and not group.is_serial:
             for graph in self.graphs:
                 if not graph.is_alone:
                     graph.record()

@@ -255,3 +255,8 @@ def clear_peer_environment(peers: bool) -> bool:
         os.environ.pop("GGML_CUDA_P2P", None)
         return False
     return True
+
+
+def are_ranks_serial() -> bool:
+    """Whether ranks compute one at a time, for diagnosis: PYGGML_PARALLEL_RANKS is off."""
+    return os.environ.get("PYGGML_PARALLEL_RANKS", "1").strip().lower() in ("0", "off", "no", "false")

@@ -424,3 +424,24 @@ def test_threads_that_look_for_work_by_themselves_do_it_all(pause_s: float) -> N
             for value in range(30):
                 np.testing.assert_array_equal(graphs.run(x=np.full(8, value, np.float32))["y"], 6.0 * value)
                 time.sleep(pause_s)
+
+
+def test_ranks_that_compute_one_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(graph: gg.RankGraph, rank: int) -> None:
+        x = graph.input("x", (16, 64))
+        for _ in range(5):
+            x = graph.all_reduce(gg.rms_norm(x) @ graph.weight(np.full((64, 64), rank + 1, np.float32)).T)
+        if rank:
+            graph.send(x * 1.0, to=0)
+        else:
+            graph.output("y", x + graph.recv((16, 64), source=1))
+
+    x = RNG.standard_normal((16, 64)).astype(np.float32)
+    answers = []
+    for said in ("1", "0"):
+        monkeypatch.setenv("PYGGML_PARALLEL_RANKS", said)
+        with group_of(2) as group, group.compile(build) as graphs:
+            assert group.is_serial is (said == "0")
+            answers += [graphs.run(x=x)["y"] for _ in range(3)]
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])

@@ -20,6 +20,8 @@ struct pg_group {
     int n_transports;
     int64_t * n_reduces;
     int64_t * reduce_us;
+    bool is_serial;
+    pthread_mutex_t computing;  // held by the rank that computes, where ranks are serial
 };
 
 static void abort_transports(void * self) {
@@ -42,6 +44,7 @@ pg_group * pg_group_new(int n_ranks, double deadline_s) {
     }
     pg_rendezvous_init(&group->meeting, n_ranks, deadline_s, group->queues, abort_transports, group);
     group->host = pg_host_new(&group->meeting);
+    pthread_mutex_init(&group->computing, NULL);
     return group;
 }
 
@@ -53,6 +56,7 @@ void pg_group_free(pg_group * group) {
     pg_group_clear_transports(group);
     pg_host_free(group->host);
     pg_rendezvous_destroy(&group->meeting);
+    pthread_mutex_destroy(&group->computing);
     for (int i = 0; i < group->n_ranks; i++) {
         pg_queue_destroy(&group->queues[i]);
     }
@@ -185,6 +189,22 @@ void pg_group_post(pg_group * group, int rank, pg_job job, void * argument) {
 
 void pg_group_wait(pg_group * group, int rank, int n_left) {
     pg_queue_wait(&group->queues[rank], n_left);
+}
+
+void pg_group_serialise(pg_group * group, bool is_serial) {
+    group->is_serial = is_serial;
+}
+
+bool pg_group_is_serial(const pg_group * group) {
+    return group->is_serial;
+}
+
+void pg_group_lock(pg_group * group, bool is_held) {
+    if (is_held) {
+        pthread_mutex_lock(&group->computing);
+    } else {
+        pthread_mutex_unlock(&group->computing);
+    }
 }
 
 void pg_group_spin(pg_group * group, double seconds) {

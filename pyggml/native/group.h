@@ -90,6 +90,11 @@ void pg_group_post(pg_group * group, int rank, pg_job job, void * argument);
 void pg_group_wait(pg_group * group, int rank, int n_left);
 void pg_group_close(pg_group * group);
 
+// For diagnosis: ranks compute one at a time, each to its end, and wait for their own sums before they go on.
+void pg_group_serialise(pg_group * group, bool is_serial);
+bool pg_group_is_serial(const pg_group * group);
+void pg_group_lock(pg_group * group, bool is_held);
+
 // How long rank threads without a job, and those that wait for one, look by themselves before they sleep: ranks on
 // cards leave the processor idle, and waking a thread costs more than launching a step. 0 at the start.
 void pg_group_spin(pg_group * group, double seconds);

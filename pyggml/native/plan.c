@@ -180,10 +180,18 @@ static int compute(pg_plan * plan, int i) {
     if (segment->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
     }
-    if (plan->first_piece) {
-        return pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], plan->api, plan->backend);
+    const bool is_serial = plan->group && pg_group_is_serial(plan->group);
+    if (is_serial) {
+        pg_group_lock(plan->group, true);
     }
-    return ggml_backend_graph_compute_async(plan->backend, segment);
+    const int status = plan->first_piece ?
+        pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], plan->api, plan->backend) :
+        (int) ggml_backend_graph_compute_async(plan->backend, segment);
+    if (is_serial) {
+        ggml_backend_synchronize(plan->backend);
+        pg_group_lock(plan->group, false);
+    }
+    return status;
 }
 
 static bool is_bad_row(const pg_transfer * t, int64_t * value) {
@@ -228,6 +236,9 @@ static int take_step(pg_plan * plan, int i) {
         return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
+    if (!fault && pg_group_is_serial(plan->group)) {
+        ggml_backend_synchronize(plan->backend);  // a sum that waits for its peers must not hold up their computing
+    }
     return fault ? 100 + fault : GGML_STATUS_SUCCESS;
 }
 
