@@ -1,4 +1,4 @@
-"""Families on one Vulkan rank against the CPU, and on two, also beside the CPU, against one: an architecture each."""
+"""Families on one Vulkan rank against the CPU, and on two, also beside the CPU, against one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from family_modes import answered, nmse, writer_of
 
-# One of each module of engine/models; more of llama.py and gemma.py are in test_vulkan_ranks.py.
-ARCHITECTURES = (
-    "mistral3 granite gemma2 gemma4 cohere2 stablelm olmo2 glm4 qwen2moe muse-glimmer gpt-oss deepseek2 llama4"
-).split()
+# A few, since lavapipe takes a minute for some; the log has thirteen.
+ARCHITECTURES = ("stablelm", "cohere2", "qwen2moe", "deepseek2")
 MODES: list[tuple[str, dict[str, Any]]] = [
     ("vulkan:0,vulkan:1", {"tp": 2}),
     ("vulkan:0,vulkan:1", {"layer_split": 2}),
