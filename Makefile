@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 BUILD := $(BIN)/python build_ggml.py
+VULKAN_TESTS ?= tests/vulkan
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 
 .PHONY: demo test test-vulkan check bench wheel clean native reference
@@ -25,7 +26,7 @@ test: native reference $(VENV)/smollm2 $(VENV)/gemma3
 test-vulkan: $(VENV)/package
 	$(BIN)/python -m third_party.vulkan_packages
 	$(BUILD) --install --backends cpu,vulkan >$(VENV)/native
-	$(BIN)/pytest tests/vulkan
+	$(BIN)/pytest $(VULKAN_TESTS)
 
 check: $(VENV)/package
 	$(BIN)/ruff check .
