@@ -45,16 +45,18 @@ def best_batch(step_seconds: Mapping[int, float], n_stages: int) -> int:
 
 
 def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) -> Runner:
-    """A runner with this many tokens a step, or with None as many as are fastest; on processors DEFAULT_BATCH.
+    """A runner with this many tokens a step, or with None as many as are fastest; off cards DEFAULT_BATCH.
 
     Raises PlanError, AllocationError.
     """
-    if batch is not None or any(rank.backend.device.kind == "cpu" for rank in ranks.ranks):
+    tried = [n for n in TRIED if n <= ranks.cache.n_rows]
+    on_cards = all(rank.backend.device.kind in ("gpu", "igpu") for rank in ranks.ranks)
+    if batch is not None or not on_cards or len(tried) < 2:
         return Runner(ranks, hp, family, batch or DEFAULT_BATCH)
     n_stages = len(ranks.ranks) if ranks.is_split_by_layer else 1
     seconds: dict[int, float] = {}
-    for n in TRIED:
-        if seconds and (n > ranks.cache.n_rows or not _has_room(ranks, n / max(seconds))):
+    for n in tried:
+        if seconds and not _has_room(ranks, n / max(seconds)):
             break
         try:
             runner = Runner(ranks, hp, family, n)
@@ -65,8 +67,8 @@ def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) ->
         seconds[n] = runner.time_prefill(n)
         runner.close()
     best = best_batch(seconds, n_stages)
-    tried = ", ".join(f"{n}: {n / s:.0f}" for n, s in seconds.items())
-    LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, tried)
+    speeds = ", ".join(f"{n}: {n / s:.0f}" for n, s in seconds.items())
+    LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, speeds)
     return Runner(ranks, hp, family, best)
 
 
