@@ -192,7 +192,7 @@ class Weights(Mapping[str, gg.Tensor]):
                 self.host_tables[part.name] = part.found.tensor
                 done += part.n_bytes
                 continue
-            buffer_type = self._buffer_type(part, plain)
+            buffer_type = _buffer_type(self._backend, part)
             if buffer_type == plain and self._map(part):
                 done += part.n_bytes
             else:
@@ -207,11 +207,6 @@ class Weights(Mapping[str, gg.Tensor]):
                 self._tensors[part.name] = buffer[part.name]
                 done += part.n_bytes
                 progress(done, total)
-
-    def _buffer_type(self, part: Part, plain: Any) -> Any:
-        if part.use in (Use.MUL_MAT, Use.MUL_MAT_ID):
-            return self._backend.weight_buffer_type(part.shape, part.kind, experts=part.use is Use.MUL_MAT_ID)
-        return plain
 
     def _map(self, part: Part) -> bool:
         """Leave the part in the mapped file, where the device can read it there."""
@@ -255,6 +250,19 @@ class Weights(Mapping[str, gg.Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def is_mapped(backend: gg.Backend, part: Part) -> bool:
+    """Whether a CPU reads a whole weight in the mapped file, in memory of its own that several processes share."""
+    is_plain: bool = _buffer_type(backend, part) == backend.buffer_types()[-1]
+    return is_plain and backend.device.kind == "cpu" and not part.found.is_tied_head
+
+
+def _buffer_type(backend: gg.Backend, part: Part) -> Any:
+    """The layout in which a weight is read fastest."""
+    if part.use in (Use.MUL_MAT, Use.MUL_MAT_ID):
+        return backend.weight_buffer_type(part.shape, part.kind, experts=part.use is Use.MUL_MAT_ID)
+    return backend.buffer_types()[-1]
 
 
 def host_rows(of_ranks: Iterable[Weights]) -> Callable[[str, np.ndarray], np.ndarray] | None:

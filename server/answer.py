@@ -24,12 +24,19 @@ def error_of(failed: Failed) -> ApiError:
 
 
 class Answer:
-    """The pieces of a request; ends with the last piece of each of its `n` indices, or raises ApiError."""
+    """The pieces of a request; ends with the last piece of each of its `n` indices, or raises ApiError.
+
+    `replica` is the number of the engine that makes it; `n_unread` and `n_each` are about how many tokens of the
+    prompt it has to evaluate and about how much each index takes, both in prompt tokens.
+    """
 
     def __init__(self, id: int, n: int, leave: Callable[[Answer], None]) -> None:
         self.id = id
+        self.replica = 0
+        self.n_unread = 0
+        self.n_each = 0
         self.n_prompt: list[int] = []
-        self._n_open = n
+        self._n_open = self._n_to_come = n
         self._leave = leave
         self._arrived: deque[Piece] = deque()
         self._error: ApiError | None = None
@@ -45,6 +52,8 @@ class Answer:
     def add(self, piece: Piece) -> None:
         """A piece has come."""
         self.watch(piece)
+        self.n_unread = 0
+        self._n_to_come -= piece.finish_reason is not None
         self._arrived.append(piece)
         self._wake.set()
 
@@ -78,6 +87,16 @@ class Answer:
         piece = self._arrived.popleft()
         self._n_open -= piece.finish_reason is not None
         return piece
+
+    @property
+    def n_open(self) -> int:
+        """Indices whose last piece has not come."""
+        return self._n_to_come
+
+    @property
+    def n_tokens_to_do(self) -> int:
+        """About how much there is still to do, in tokens of a prompt."""
+        return self.n_unread + self._n_to_come * self.n_each
 
     @property
     def is_over(self) -> bool:

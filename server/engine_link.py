@@ -1,12 +1,13 @@
-"""The front's engine: its state, requests in, answers out, over a process that may die.
+"""One engine of the front: its state, requests in, answers out, over a process that may die.
 
-When the process ends, every open request ends with an error and the state is broken, with the reason. Then by option
-the process is started again, or `fault` tells the server to end. Event loop's thread only.
+When the process ends, every open request ends with an error and the state is broken, with the reason. Then the process
+is started again, or `run` tells whoever keeps it that it is not. Event loop's thread only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -31,37 +32,43 @@ from .messages import (
     Progress,
     Ready,
 )
+from .restarts import Restarts
 
 LOG = logging.getLogger("pyggml.server")
-MAX_RESTARTS = 3
-RESTART_WINDOW_S = 300.0
 
 M = TypeVar("M", bound=Message)
 
 
 class State(Enum):
-    """How the engine is."""
+    """How an engine is; one that is out is not started again."""
 
     LOADING = "loading"
     READY = "ready"
     BROKEN = "broken"
+    OUT = "out"
     STOPPED = "stopped"
 
 
 class EngineLink:
-    """The engine of a server. `facts` are those of the loaded model, `reason` says why it is broken."""
+    """An engine of a server. `facts` are those of the loaded model, `reason` says why it is broken.
 
-    def __init__(self, load: Load, *, restarts: bool, on_ready: Callable[[dict[str, Any]], None]) -> None:
+    `name` begins its lines in the log where it is one of several.
+    """
+
+    def __init__(
+        self, load: Load, *, restarts: bool, on_ready: Callable[[dict[str, Any]], None], name: str = ""
+    ) -> None:
         self._load = load
-        self._restarts = restarts
+        self._restarts = Restarts(is_on=restarts, is_alone=not name)
         self._on_ready = on_ready
+        self._name = name
         self._process: EngineProcess | None = None
         self._ids = itertools.count(1)
         self._answers: dict[int, Answer] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._starts: list[float] = []
-        self._is_stopping = self._was_ready = False
+        self._was_ready = False
         self._idle = asyncio.Event()
+        self._stopping = asyncio.Event()
         self.state = State.LOADING
         self.reason = ""
         self.progress = 0.0
@@ -77,22 +84,39 @@ class EngineLink:
         while True:
             self._was_ready = False
             broken = await self._run_once()
-            if self.state is State.STOPPED:
+            if self._stopping.is_set():
+                self.state = State.STOPPED
                 return
             if broken is not None and broken.is_mistake and not self.n_restarts:
-                raise StartError(self.reason)
-            is_final = not self._was_ready or (broken is not None and broken.is_final)
-            if is_final or not self._restarts or not self._may_restart():
-                raise StartError(self.reason, status=1)
-            LOG.error("%s; it is started again", self.reason)
+                raise StartError(self._said(self.reason))
+            is_final = broken is not None and broken.is_final
+            pause_s = self._restarts.pause_s(was_ready=self._was_ready, is_final=is_final)
+            if pause_s is None:
+                self.state = State.OUT
+                raise StartError(self._said(self.reason), status=1)
+            LOG.error("%s; it is started again%s", self._said(self.reason), f" in {pause_s:g} s" if pause_s else "")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            if self._stopping.is_set():
+                self.state = State.STOPPED
+                return
             self.n_restarts += 1
+
+    def _said(self, text: str) -> str:
+        return f"{self._name}: {text}" if self._name else text
 
     async def _run_once(self) -> Broken | None:
         """One life of the process; what it said about its end."""
         broken: Broken | None = None
         self.state, self.progress = State.LOADING, 0.0
-        process = self._process = await EngineProcess.start()
+        try:
+            process = self._process = await EngineProcess.start()
+        except OSError as error:
+            self.state, self.reason = State.BROKEN, f"the engine's process could not be started: {error}"
+            return None
         process.send(self._load)
+        if self._stopping.is_set():
+            process.close(by_force=True)
         try:
             while (messages := await process.receive()) is not None:
                 for message in messages:
@@ -101,17 +125,12 @@ class EngineLink:
                     self._take(message)
         finally:
             self._process = None
-            self.state = State.STOPPED if self._is_stopping else State.BROKEN
+            self.state = State.STOPPED if self._stopping.is_set() else State.BROKEN
             self.reason = broken.reason if broken else "the engine's process has ended"
             self._end_all()
             how = await process.ended()
             self.reason = broken.reason if broken else how
         return broken
-
-    def _may_restart(self) -> bool:
-        now = time.monotonic()
-        self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_S] + [now]
-        return len(self._starts) <= MAX_RESTARTS
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -146,7 +165,7 @@ class EngineLink:
             future.set_result(result)
 
     def _end_all(self) -> None:
-        error = ServerFault("the server stops" if self._is_stopping else self.reason, code="engine_ended")
+        error = ServerFault("the server stops" if self._stopping.is_set() else self.reason, code="engine_ended")
         for answer in list(self._answers.values()):
             answer.fail(error)
         for id in list(self._calls):
@@ -207,9 +226,19 @@ class EngineLink:
         """Requests that are being answered."""
         return len(self._answers)
 
+    @property
+    def n_answers(self) -> int:
+        """Answers that are being made; a request may have several."""
+        return sum(answer.n_open for answer in self._answers.values()) + len(self._calls)
+
+    @property
+    def n_tokens_to_do(self) -> int:
+        """What all of them have still to do, as `Answer.n_tokens_to_do`."""
+        return sum(answer.n_tokens_to_do for answer in self._answers.values())
+
     def stop(self) -> None:
         """End the process; open requests end with an error."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._process is not None:
             self._process.close(by_force=self.state is State.LOADING)
 

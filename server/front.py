@@ -17,10 +17,11 @@ from aiohttp import web
 from .answer import Answer
 from .api_keys import Key, KeyRing
 from .body import decoded, read_body
-from .engine_link import EngineLink, State
+from .engine_link import State
 from .errors import BadRequest, NotFound, TooMany
 from .messages import Generate
 from .options import ServerOptions
+from .replicas import Replicas
 from .response_store import ResponseStore
 from .traffic import Traffic
 
@@ -33,14 +34,14 @@ class Front:
     """One server. `names` are those under which its model is served, `fingerprint` tells its build and model."""
 
     def __init__(
-        self, options: ServerOptions, link: EngineLink, keys: KeyRing, store: ResponseStore, names: tuple[str, ...]
+        self, options: ServerOptions, link: Replicas, keys: KeyRing, store: ResponseStore, names: tuple[str, ...]
     ) -> None:
         self.options, self.link, self.keys, self.store, self.names = options, link, keys, store, names
         self.traffic = Traffic(names[0])
         self.started_s = int(time.time())
         self.fingerprint = f"pyggml-{names[0]}"
         self.is_stopping = False
-        self.engine_status: dict[str, Any] | None = None
+        self.engine_statuses: dict[int, dict[str, Any]] = {}
 
     async def read(self, request: web.Request, type_: type[T]) -> T:
         """The request's body as its type. Raises BadRequest or TooLarge."""
@@ -104,7 +105,7 @@ class Front:
                         key.use.add(0, followed.n_tokens)
 
     def _check_room(self, n: int) -> None:
-        n_slots = self.link.facts.get("n_slots", 1)
+        n_slots = max(1, self.link.n_slots)
         limit = n_slots + self.options.max_queued
         if self.traffic.n_open and self.traffic.n_open + n > limit:
             wait_s = self.traffic.mean_s * max(1.0, self.traffic.n_open / n_slots)

@@ -13,15 +13,19 @@ from .engine_link import State
 from .errors import ApiError
 from .front import Front
 from .messages import Generate
+from .replicas import Replica
 from .reply import json_reply
-from .status_handler import engine_status
+from .status_handler import engine_statuses
 
 DEEP_TIMEOUT_S = 30.0
 RECENT_S = 2.0
 
 
 class Health(msgspec.Struct):
-    """How the server is: ok, loading, rebuilding, broken, stopping. `error` is llama-server's, where it is not ok."""
+    """How the server is: ok, degraded, loading, rebuilding, broken, stopping.
+
+    `error` is llama-server's, where nothing is answered; degraded ones have replicas that do not answer, and others.
+    """
 
     status: str
     reason: str | None = None
@@ -30,20 +34,35 @@ class Health(msgspec.Struct):
 
 
 async def health(front: Front, request: web.Request) -> web.StreamResponse:
-    """200 where requests are answered, else 503 with the reason."""
-    if front.is_stopping or front.link.state is not State.READY:
-        return _bad(front, front.link.unavailable())
+    """200 where requests are answered, by one replica at least, else 503 with the reason."""
+    link = front.link
+    if front.is_stopping or link.state is not State.READY:
+        return _bad(front, link.unavailable())
     if request.query.get("deep") in ("1", "true"):
-        try:
-            await asyncio.wait_for(_decode_one(front), DEEP_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            return json_reply(Health("broken", f"no token within {DEEP_TIMEOUT_S:g} s"), 503)
-        except ApiError as error:
-            return _bad(front, error)
-    elif (engine := await engine_status(front)) is not None and engine["state"] != "ready":
-        fault = engine["fault"] or f"the engine is {engine['state']}"
-        return json_reply(Health(engine["state"], fault, error=_error(fault)), 503)
+        found = await asyncio.gather(*(_deep_trouble(replica) for replica in link.ready))
+        troubles = [trouble for trouble in found if trouble]
+        state = "broken"
+    else:
+        engines = await engine_statuses(front)
+        ill = {number: engine for number, engine in engines.items() if engine["state"] != "ready"}
+        troubles = [engine["fault"] or f"the engine is {engine['state']}" for engine in ill.values()]
+        state = next((engine["state"] for engine in ill.values()), "broken")
+    if troubles and len(troubles) == len(link.ready):
+        return json_reply(Health(state, "; ".join(troubles), error=_error("; ".join(troubles))), 503)
+    if troubles or link.reason:
+        return json_reply(Health("degraded", "; ".join([text for text in (link.reason, *troubles) if text])))
     return json_reply(Health("ok"))
+
+
+async def _deep_trouble(replica: Replica) -> str:
+    """Why a replica makes no token; empty where it does."""
+    try:
+        await asyncio.wait_for(_decode_one(replica), DEEP_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        return f"no token within {DEEP_TIMEOUT_S:g} s"
+    except ApiError as error:
+        return error.message
+    return ""
 
 
 def _error(message: str) -> dict[str, Any]:
@@ -57,11 +76,12 @@ def _bad(front: Front, error: ApiError) -> web.Response:
     return json_reply(Health(status, error.message, progress, _error(error.message)), 503)
 
 
-async def _decode_one(front: Front) -> None:
-    """Let the engine decode a token, unless it just did."""
-    if time.monotonic() - front.link.last_piece_s < RECENT_S:
+async def _decode_one(replica: Replica) -> None:
+    """Let an engine decode a token, unless it just did."""
+    link = replica.link
+    if time.monotonic() - link.last_piece_s < RECENT_S:
         return
-    asked = Generate(0, {"max_tokens": 1, "temperature": 0.0}, prompts=[[front.link.facts["probe_id"]]])
-    with front.link.generate(asked) as answer:
+    asked = Generate(0, {"max_tokens": 1, "temperature": 0.0}, prompts=[[link.facts["probe_id"]]])
+    with link.generate(asked) as answer:
         async for _ in answer:
             pass

@@ -22,10 +22,11 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Load(Message):
-    """The first message: open this model with these options of LLM."""
+    """The first message: open this model with these options of LLM, on these processors where there are some."""
 
     model: str
     options: dict[str, Any]
+    cpus: list[int] = []
 
 
 class Chat(msgspec.Struct, array_like=True):

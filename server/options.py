@@ -8,6 +8,14 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class ReplicaOptions:
+    """One copy of the model: the options of its LLM, and the processors that its process stays on, if not any."""
+
+    llm: Mapping[str, Any]
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ServerOptions:
     """Where to listen, whom to serve, and the limits.
 

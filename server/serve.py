@@ -1,4 +1,4 @@
-"""Running a server: takes the port, starts the engine's process, serves until a signal or the engine's end."""
+"""Running a server: takes the port, starts the engines' processes, serves until a signal or the engines' end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from aiohttp import web
 
 from .api_keys import KeyRing
 from .app import make_app
-from .engine_link import EngineLink
 from .errors import StartError
 from .front import Front
 from .logs import log_to_stderr
 from .messages import Load
-from .options import ServerOptions
+from .options import ReplicaOptions, ServerOptions
 from .port import bound_socket
 from .redis_store import RedisStore
+from .replicas import Replicas
 from .response_store import MemoryStore, ResponseStore
 from .start_lines import address, start_lines
 
@@ -30,27 +30,26 @@ LOG = logging.getLogger("pyggml.server")
 SHUTDOWN_S = 2.0
 
 
-def serve(model: str, llm_options: Mapping[str, Any], options: ServerOptions) -> None:
-    """Serve a model until SIGTERM or Ctrl-C. `llm_options` are those of LLM.
+def serve(model: str, replicas: Sequence[ReplicaOptions], options: ServerOptions) -> None:
+    """Serve a model, once or several times, until SIGTERM or Ctrl-C.
 
-    Raises StartError where the server cannot start or the engine has ended for good.
+    Raises StartError where the server cannot start or no engine is left.
     """
     log_to_stderr(options.log_format)
-    asyncio.run(Server(model, llm_options, options).run())
+    asyncio.run(Server(model, replicas, options).run())
 
 
 class Server:
     """One server from start to end."""
 
-    def __init__(self, model: str, llm_options: Mapping[str, Any], options: ServerOptions) -> None:
+    def __init__(self, model: str, replicas: Sequence[ReplicaOptions], options: ServerOptions) -> None:
         self._options = options
         self._keys = KeyRing(options.api_keys, options.api_key_file)
         self._tls = _tls_context(options)
         self._socket = bound_socket(options.host, options.port)
         names = options.aliases or (Path(model).name.removesuffix(".gguf"),)
-        self._link = EngineLink(
-            Load(model, dict(llm_options)), restarts=options.on_fault == "restart", on_ready=self._tell_ready
-        )
+        loads = [Load(model, dict(replica.llm), list(replica.cpus)) for replica in replicas]
+        self._link = Replicas(loads, restarts=options.on_fault == "restart", on_ready=self._tell_ready)
         self._store: ResponseStore = RedisStore(options.redis_url) if options.redis_url else MemoryStore()
         self._front = Front(options, self._link, self._keys, self._store, names)
 
@@ -104,7 +103,7 @@ class Server:
 
     def _tell_ready(self, facts: Mapping[str, Any]) -> None:
         where = address(self._socket, self._tls is not None)
-        for line in start_lines(self._front.names, facts, self._options, where):
+        for line in start_lines(self._front.names, facts, self._options, where, n_replicas=len(self._link.all)):
             LOG.info("%s", line)
 
 

@@ -17,13 +17,15 @@ def address(bound: socket.socket, is_tls: bool) -> str:
 
 
 def start_lines(
-    names: Sequence[str], facts: Mapping[str, Any], options: ServerOptions, where: str
+    names: Sequence[str], facts: Mapping[str, Any], options: ServerOptions, where: str, *, n_replicas: int = 1
 ) -> Iterator[str]:
     """The start-up block."""
     yield (
         f"model {', '.join(names)}: {facts['arch']}, {facts['n_layer']} layers, "
         f"{facts['n_params'] / 1e6:.0f} M parameters, {facts['file_bytes'] / 2**20:.0f} MiB ({facts['path']})"
     )
+    if n_replicas > 1:
+        yield f"{n_replicas} replicas, each with the whole model and a cache of its own"
     yield from facts["notes"]
     yield from facts["plan_lines"]
     cache = sum(rank["cache_bytes"] for rank in facts["plan"])

@@ -49,6 +49,13 @@ async def _open(load: Load, outbox: Outbox) -> LLM | None:
         return None
 
 
+def _stay_on(cpus: list[int]) -> None:
+    """Let the threads of this process, and those that they will start, run on these processors only."""
+    if cpus:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cpus)
+
+
 async def _serve(end: socket.socket) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=end, limit=MAX_FRAME_BYTES)
     outbox = Outbox(lambda messages: writer.write(frame(messages)))
@@ -57,6 +64,7 @@ async def _serve(end: socket.socket) -> int:
         return 0
     (load,) = to_engine.decode(found[1])
     assert isinstance(load, Load), "the first message opens the model"
+    _stay_on(load.cpus)
     llm = await _open(load, outbox)
     if llm is None:
         with contextlib.suppress(ConnectionError):

@@ -30,7 +30,7 @@ SlotStatus Stats Stream Submission TemplateError TokenLogprob ToolCall ToolCallD
 UnsupportedTokenizer UnsupportedValue
 """.split()
 
-SERVER = ["ServerOptions", "StartError", "serve"]
+SERVER = ["ReplicaOptions", "ServerOptions", "StartError", "serve"]
 
 PACKAGES = {
     "pyggml": (pyggml, BINDING),

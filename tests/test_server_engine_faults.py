@@ -165,7 +165,8 @@ async def test_health_is_that_of_the_engine(state: str, status: int) -> None:
     async def call(make: Any) -> dict[str, Any]:
         return {"state": state, "fault": "a rank was late" if status == 503 else None}
 
-    link = SimpleNamespace(state=engine_link.State.READY, call=call)
+    replica = SimpleNamespace(number=0, link=SimpleNamespace(call=call))
+    link = SimpleNamespace(state=engine_link.State.READY, reason="", ready=[replica])
     reply: Any = await health(SimpleNamespace(is_stopping=False, link=link), SimpleNamespace(query={}))  # type: ignore
     assert reply.status == status
     assert (b"a rank was late" in reply.body) is (status == 503)

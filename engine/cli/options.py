@@ -36,6 +36,9 @@ OPTIONS: tuple[Option, ...] = (
            DOCTOR, "cuda:0,cuda:1", default_text="all GPUs, else the cpu twice"),
     Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", LOADS, "2"),
     Option("layer-split", whole(1), "put whole layers on N devices", LOADS, "2"),
+    Option("dp", whole(1), "N replicas (data parallel): whole copies, each on devices of its own, one after another of "
+           "--device; with --tp or --layer-split each is a group", (*SERVE, *PLAN), "2", default=1),
+    Option("pin", FLAG, "with --dp: keep each replica on a CPU to processors of its own", SERVE, default=False),
     Option("tensor-split", text("A,B,..."), "shares of the devices; with --layer-split their numbers of layers",
            LOADS, "3,1", default_text="even among like devices, else by free memory"),
     Option("expert-split", choice(("inside", "experts")), "with --tp: cut inside each expert, or deal whole experts",
@@ -60,7 +63,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("batch", whole(1), "most prompt tokens of one step", LOADS, "1024",
            default_text="on cards the fastest of 512, 1024 and 2048, tried at the start; else 512"),
     Option("threads", whole(1), "processor threads, where the device is a CPU",
-           (*LOADS, *DOCTOR), "8", default_text="the processors that this process may use"),
+           (*LOADS, *DOCTOR), "8", default_text="the processors that this process may use, divided among CPU ranks"),
     Option("cache-type-k", CACHE_TYPE, "type of the keys in the cache", LOADS, "q8_0", default="f16"),
     Option("cache-type-v", CACHE_TYPE, "type of the values in the cache", LOADS, "q8_0", default="f16"),
     Option("prefix-cache", FLAG, "reuse what an earlier prompt with the same beginning left in the cache",

@@ -1,11 +1,16 @@
-"""`pyggml serve`: settles the options and hands them to the server, which is a package of its own."""
+"""`pyggml serve`: settles the options, plans replicas, and hands them to the server, which is a package of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from ..errors import ConfigError
+from ..load_options import LoadOptions
+from ..replica_options import replica_options
 from .loading import placing, read_text, warn_of_unused_gpus
+from .replicas import as_llm_options, planned_replicas, processors
 from .sampling import chosen_sampling
 from .settings import Settings
 from .terminal import one_line, say
@@ -16,7 +21,7 @@ WITHOUT_SERVER = "the server's libraries are missing ({}); install them with: pi
 def serve(settings: Settings) -> int:
     """Serve until a signal comes."""
     try:
-        from pyggml.server import ServerOptions, StartError
+        from pyggml.server import ReplicaOptions, ServerOptions, StartError
         from pyggml.server import serve as serve_model
     except ModuleNotFoundError as error:
         raise ConfigError(WITHOUT_SERVER.format(error.name)) from error
@@ -34,13 +39,25 @@ def serve(settings: Settings) -> int:
         "chat_template": read_text(settings, "chat-template") if settings.is_given("chat-template") else None,
     }
     warn_of_unused_gpus(settings)
+    replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, llm_options)]
     options = ServerOptions(sampling=sampling, max_tokens=max_tokens, **_server_options(settings))
     try:
-        serve_model(settings["model"], llm_options, options)
+        serve_model(settings["model"], replicas, options)
     except StartError as error:
         say(f"pyggml serve: {one_line(str(error))}")
         return error.status
     return 0
+
+
+def _replicas(settings: Settings, llm_options: dict[str, Any]) -> Sequence[tuple[dict[str, Any], tuple[int, ...]]]:
+    """The options of each replica's LLM and the processors that it stays on."""
+    if settings["dp"] == 1:
+        return [(llm_options, ())]
+    options = LoadOptions(**{field.name: llm_options[field.name] for field in fields(LoadOptions)})
+    dealt = replica_options(options, settings["dp"])
+    planned = planned_replicas(settings["model"], dealt)
+    cpus = processors(planned) if settings["pin"] else [()] * len(planned)
+    return [(llm_options | as_llm_options(own), at) for own, at in zip(planned, cpus)]
 
 
 def _server_options(settings: Settings) -> dict[str, Any]:
