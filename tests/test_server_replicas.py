@@ -302,10 +302,10 @@ def test_the_start_tells_of_every_replica(endless: Path) -> None:
 
 def test_a_stop_lets_the_answers_of_all_replicas_end(endless: Path) -> None:
     with ServerProcess(endless, *TWO) as server:
-        streams = [stream_of(server, CHAT, ENDLESS | {"max_tokens": 200}) for _ in range(4)]
+        streams = [stream_of(server, CHAT, ENDLESS | {"max_tokens": 500}) for _ in range(4)]
         for stream in streams:
             next(stream)
-        assert [row["n_open"] for row in rows(server)] == [2, 2]
+        assert [row["n_routed"] for row in rows(server)] == [2, 2]
         server.process.send_signal(signal.SIGTERM)
         for stream in streams:
             *_, (_, last) = stream
