@@ -55,8 +55,7 @@ class ChatPrompt:
         bos = tokenizer.bos_id
         ids = ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
         opening = format.opening(prompt.text)
-        options = {name: value for name, value in sampling.items() if name not in _FORMS or value}
-        schema, options = _schema(schema_of_format(response_format), options)
+        schema, options = _schema(schema_of_format(response_format), sampling)
         if any(name in options for name in _FORMS):
             if tool_choice not in (None, "auto", "none"):
                 raise RequestError("a grammar or regex and a tool_choice that demands a call exclude each other")
@@ -124,14 +123,14 @@ def _form_of(format: ChatFormat, opening: Opening, options: dict[str, Any]) -> F
     return Form(format.grammar_around(grammar.text, opening), options.pop("trigger", None))
 
 
-def _schema(schema: str | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """The schema of the content, which may come as a sampling option, too, and the other options."""
-    given = options.get("json_schema")
-    from_option = None if given is None else schema_text(given)
-    if options.get("json_object") is True:
-        from_option = ANY_OBJECT
-    if from_option is None:
-        return schema, options
-    if schema is not None:
-        raise RequestError("response_format and json_schema are given; an answer can follow one of them only")
-    return from_option, {name: value for name, value in options.items() if name not in ("json_schema", "json_object")}
+def _schema(schema: str | None, sampling: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The schema of the content, which may come as a sampling option, too, and the options without it."""
+    given = {name: sampling[name] for name in _FORMS if sampling.get(name) is not None}
+    params = SamplingParams(**given)  # which refuses what contradicts or is no form
+    forms = [name for name in given if name != "json_object" or params.json_object]
+    if schema is not None and forms:
+        raise RequestError(f"response_format and {forms[0]} are given; an answer can follow one of them only")
+    options = {name: value for name, value in sampling.items() if name not in _FORMS}
+    if params.json_object or params.json_schema is not None:
+        return ANY_OBJECT if params.json_object else schema_text(given["json_schema"]), options
+    return schema, options | {name: given[name] for name in forms}

@@ -140,6 +140,10 @@ def test_response_format_holds_the_content(flat: LLM) -> None:
         flat.chat(ASK, response_format=wanted, json_schema=OK)
 
 
+def test_an_empty_schema_is_any_json(flat: LLM) -> None:
+    json.loads(flat.chat(ASK, json_schema={}, json_object=False, grammar=None, seed=1, max_tokens=400))
+
+
 def test_reasoning_comes_before_a_schema(forced: Callable[..., Path]) -> None:
     schema = OK | {"properties": {"ok": {"const": True}}}
     with LLM(forced('Hm, <b>.</think>{"ok": true}'), **OPEN, chat_template=THINKING) as llm:
@@ -190,6 +194,11 @@ def test_a_tools_schema_that_is_none_matters_only_where_a_call_is_demanded(flat:
         ({"response_format": {"type": "yaml"}}, ["response_format"]),
         ({"response_format": {"type": "json_schema"}}, ["response_format", "schema"]),
         ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, ["regex", "tool_choice"]),
+        ({"json_schema": OK, "grammar": 'root ::= "a"'}, ["json_schema", "grammar"]),
+        ({"json_object": True, "regex": "a"}, ["json_object", "regex"]),
+        ({"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, ["response_format", "grammar"]),
+        ({"json_object": 1}, ["json_object"]),
+        ({"regex": ""}, ["regex"]),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(flat: LLM, options: dict[str, Any], words: list[str]) -> None:
