@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forced import bag_logits, write_bag, write_chain, write_forced
+from resident import resident_bytes
 from sent import PATIENCE_S, Sent
 
 from pyggml.engine import LLM, FinishReason, QueueFull, RequestError
@@ -307,14 +308,6 @@ def test_waiting_costs_no_processor_time(mode: dict[str, Any], tiny: Callable[..
         start = time.process_time()
         time.sleep(1.0)
         assert time.process_time() - start < 0.05
-
-
-def resident_bytes() -> int:
-    """Anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel tells RssAnon")
 
 
 def test_memory_is_flat_over_many_requests(tmp_path: Path) -> None:

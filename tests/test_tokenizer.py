@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from gguf import TokenType
+from resident import resident_bytes
 from token_files import byte_level, sentence_piece
 
 from pyggml.engine.errors import RequestError, UnsupportedTokenizer
@@ -315,3 +316,18 @@ def test_threads_share_a_tokenizer_that_is_not_built_yet() -> None:
     for thread in threads:
         thread.join(30)
     assert len(results) == 8 and all(ids == results[0] for ids in results)
+
+
+@pytest.mark.parametrize("metadata", [byte_level(WORDS), sentence_piece(list("abcdefgh"))], ids=["gpt2", "llama"])
+def test_words_without_end_do_not_fill_memory(metadata: dict[str, object]) -> None:
+    tokenizer = Tokenizer.from_gguf(metadata)
+    rng = random.Random(1)
+
+    def encode(n: int) -> None:
+        for _ in range(n):
+            tokenizer.encode("".join(rng.choices("abcdefgh", k=200)))
+
+    encode(3000)
+    before = resident_bytes()
+    encode(8000)
+    assert resident_bytes() - before < 8 << 20
