@@ -1,8 +1,8 @@
 """The engine: requests in, tokens out, on one thread.
 
 The thread owns scheduler, runner and every running request; other threads reach it through
-submit(), abort() and call() only. A step that fails ends its batch's requests with an error and the
-engine goes on. A fault that breaks the ranks ends all requests that have slots, and the ranks are built
+submit(), abort() and call() only. A step that fails is done again request by request; those that fail alone, too,
+end with an error, and the engine goes on. A fault that breaks the ranks ends all requests that have slots, and the ranks are built
 anew for those that wait, at most 3 times in 5 minutes. Where that fails, or the engine itself, all
 requests end and new ones are refused.
 """
@@ -219,16 +219,24 @@ class Engine:
         batch = self.scheduler.schedule()
         if batch is None:
             self._tell()
-            return
+        else:
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
+        has_run = False
         try:
             start = time.perf_counter()
             results = self.runner.run(batch, self._tell)
+            has_run = True
             self.scheduler.ran(batch, time.perf_counter() - start)
             results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
             chosen = self._choose(rows, results)
         except Exception as error:
             self._tell()
+            if len(batch.rows) > 1 and not has_run and not self.runner.is_broken:
+                self._step_one_by_one(batch)
+                return
             self._fail(batch, error)
             if self.runner.is_broken:
                 self._begin_anew(error)
@@ -236,6 +244,12 @@ class Engine:
         self.counts.add(batch)
         for row, sampled in zip(rows, chosen):
             self._form(row.request, row.request.take, sampled)
+
+    def _step_one_by_one(self, batch: Batch) -> None:
+        """Do a step that failed again for each of its requests, so that only those end that cannot do it alone."""
+        for row in batch.rows:
+            if not row.request.is_finished:
+                self._step(Batch(batch.phase, (row,)))
 
     def _tell(self) -> None:
         """Send the texts of the tokens that were taken last, and prepare the choice of those that follow.

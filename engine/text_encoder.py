@@ -18,9 +18,9 @@ from .spm_merges import merges_by_score
 from .vocabulary import SPACE_MARK, TokenType, Vocabulary
 
 NO_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
-# The library keeps the merges of so many words, each up to some kilobytes. It keeps 10,000 by itself, which is 34 MiB of
-# nonsense in the worst case and saves a tenth of the time in the best.
-MAX_WORDS_KEPT = 2048
+# The library would keep the merges of 10,000 words in each thread that encodes, up to 34 MiB a thread where words are
+# long and all different, to save a tenth of the time.
+N_WORDS_KEPT = 0
 
 
 def build_pipeline(vocabulary: Vocabulary) -> Tokenizer:
@@ -73,7 +73,7 @@ def _sentence_piece_bpe(vocabulary: Vocabulary) -> Tokenizer:
     joinable = vocabulary.texts_but(*NO_TEXT, TokenType.BYTE)
     scores = vocabulary.scores[np.fromiter(joinable.values(), np.int64, len(joinable))]
     merges = merges_by_score(list(joinable), scores)
-    options = {"unk_token": unknown, "byte_fallback": True, "fuse_unk": True, "cache_capacity": MAX_WORDS_KEPT}
+    options = {"unk_token": unknown, "byte_fallback": True, "fuse_unk": True, "cache_capacity": N_WORDS_KEPT}
     tokenizer = Tokenizer(models.BPE(ids, merges, **options))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
     return tokenizer
@@ -126,7 +126,7 @@ def _ids_with_unknown(vocabulary: Vocabulary) -> tuple[dict[str, int], str | Non
 def _merging_model(vocabulary: Vocabulary, ids: dict[str, int], **options: Any) -> models.BPE:
     """The model with the file's merges; a line's cut is its first blank that is not its first character."""
     lines = vocabulary.merges or []
-    options["cache_capacity"] = MAX_WORDS_KEPT
+    options["cache_capacity"] = N_WORDS_KEPT
     try:
         pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
         return models.BPE(ids, pairs, **options)

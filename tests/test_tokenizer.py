@@ -325,9 +325,14 @@ def test_words_without_end_do_not_fill_memory(metadata: dict[str, object]) -> No
 
     def encode(n: int) -> None:
         for _ in range(n):
-            tokenizer.encode("".join(rng.choices("abcdefgh", k=200)))
+            text = "".join(rng.choices("abcdefgh", k=200))
+            tokenizer.encode_segments([(text, False), ("<s>", True), (text[::-1], False)])
 
-    encode(3000)
+    encode(200)
     before = resident_bytes()
-    encode(8000)
-    assert resident_bytes() - before < 8 << 20
+    threads = [threading.Thread(target=encode, args=(1000,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert resident_bytes() - before < 4 << 20
