@@ -1,10 +1,10 @@
 """The engine: requests in, tokens out, on one thread.
 
-The thread owns scheduler, runner and every running request; other threads reach it through
-submit(), abort() and call() only. A step that fails is done again request by request; those that fail alone, too,
-end with an error, and the engine goes on. A fault that breaks the ranks ends all requests that have slots, and the ranks are built
-anew for those that wait, at most 3 times in 5 minutes. Where that fails, or the engine itself, all
-requests end and new ones are refused.
+The thread owns scheduler, runner and every running request; other threads reach it through submit(), abort() and
+call() only. A step that fails is done again request by request; those that fail alone, too, end with an error, and the
+engine goes on. A fault that breaks the ranks ends all requests that have slots, and the ranks are built anew for those
+that wait, at most 3 times in 5 minutes. Where that fails, or the engine itself, all requests end and new ones are
+refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases from reports about servers like this one: conversations that mix, one bad request among good ones, and others."""
+"""Cases from reports about servers like this one: conversations that mix, one bad request among good ones, more."""
 
 from __future__ import annotations
 
