@@ -77,9 +77,10 @@ class Delta:
     """What one step added to an answer.
 
     `text` may be empty while a character or a possible stop string is incomplete. The last delta
-    has `finish_reason` and `stats`, and `error` when that is ERROR. `index` tells the prompt of a
-    batch, or the answer of several to one prompt. The first delta has `prompt_logprobs` where they were asked for,
-    an entry for each prompt token but the first; the last one of a prompt that was to be embedded has `embedding`.
+    has `finish_reason` and `stats`, `error` when that is ERROR, and `stop_text` where a stop string ended the answer.
+    `index` tells the prompt of a batch, or the answer of several to one prompt. The first delta has `prompt_logprobs`
+    where they were asked for, an entry for each prompt token but the first; the last one of a prompt that was to be
+    embedded has `embedding`.
     In a conversation `text` is content alone; `reasoning` and pieces of `tool_calls` are apart.
     """
 
@@ -94,6 +95,7 @@ class Delta:
     embedding: np.ndarray | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_text: str | None = None
 
 
 class PromptReader(Protocol):
@@ -267,7 +269,10 @@ class Request:
         on_finish, self.on_finish = self.on_finish, None
         if on_finish is not None:
             on_finish(self)
-        self.emit(Delta(text, ids, logprobs, reason, self._stats(), error, self.index, **self._tell()))
+        stop_text = self.text.stop_text if reason is FinishReason.STOP else None
+        self.emit(
+            Delta(text, ids, logprobs, reason, self._stats(), error, self.index, stop_text=stop_text, **self._tell())
+        )
 
     def _stats(self) -> Stats:
         now = time.perf_counter()

@@ -19,6 +19,11 @@ class TextStream:
         self._stops = StopMatcher(stops)
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that was met, if any."""
+        return self._stops.matched
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string was met."""
         return self._stops.matched is not None

@@ -82,6 +82,7 @@ class AnswerPieces:
             whole.ids += piece.ids
             whole.scores += piece.scores
             whole.finish_reason, whole.counts = piece.finish_reason, piece.counts
+            whole.stop_text = piece.stop_text
         if whole.finish_reason is not None:
             self._send(self._gathered.pop(piece.index))
 
@@ -101,6 +102,7 @@ class AnswerPieces:
             delta.reasoning,
             [CallPiece(call.index, call.arguments, call.id, call.name) for call in delta.tool_calls],
             len(delta.ids) if delta.reasoning and not delta.text else 0,
+            delta.stop_text,
         )
 
     def _score_prompt(self, index: int, entries: Sequence[TokenLogprob]) -> None:

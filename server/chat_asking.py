@@ -25,13 +25,17 @@ def asked_chat(front: Front, request: web.Request, asked: ChatRequest) -> Genera
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs or 0
     sampling |= form_of(asked)
-    chat = Chat(
+    return Generate(
+        0, sampling, chat=conversation_of(asked), n=asked.n or 1, tells_each=bool(asked.stream),
+        cache_prompt=asked.cache_prompt is not False,
+    )  # fmt: skip
+
+
+def conversation_of(asked: ChatRequest) -> Chat:
+    """What becomes the prompt."""
+    return Chat(
         _messages(asked), tools=asked.tools, tool_choice=asked.tool_choice,
         parallel_tool_calls=asked.parallel_tool_calls, variables=_variables(asked),
-    )  # fmt: skip
-    return Generate(
-        0, sampling, chat=chat, n=asked.n or 1, tells_each=bool(asked.stream),
-        cache_prompt=asked.cache_prompt is not False,
     )  # fmt: skip
 
 
@@ -48,5 +52,11 @@ def _variables(asked: ChatRequest) -> dict[str, Any]:
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
-        variables.setdefault("enable_thinking", asked.reasoning_effort != "none")
+        for name, value in thinking_variables(asked.reasoning_effort != "none").items():
+            variables.setdefault(name, value)
     return variables
+
+
+def thinking_variables(thinks: bool) -> dict[str, Any]:
+    """The variables by which templates are told whether to let the model reason."""
+    return {"enable_thinking": thinks, "thinking": thinks}

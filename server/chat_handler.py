@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from .answer import Answer
+from .answered import answered
 from .chat_asking import asked_chat
 from .errors import ApiError
 from .front import Front
@@ -35,12 +36,7 @@ async def chat_completions(front: Front, request: web.Request) -> web.StreamResp
     asked = await front.read(request, ChatRequest)
     reply = ChatReply(front, asked)
     generate = asked_chat(front, request, asked)
-    with front.answer(request, generate) as answer:
-        await answer.accepted()
-        if asked.stream:
-            async with EventStream(request, front.options.write_timeout_s) as events:
-                return await reply.stream(answer, events)
-        return await reply.whole(answer)
+    return await answered(front, request, generate, reply, EventStream(request, front.options.write_timeout_s))
 
 
 class ChatReply:
@@ -96,8 +92,7 @@ class ChatReply:
                 for choice in self._chunks(piece):
                     await events.send(self._chunk([choice], piece if choice.finish_reason else None))
         except ApiError as error:
-            await events.fail(error)
-            return await events.close()
+            return await events.fail(error)
         if self._wants_usage:
             await events.send(self._usage_chunk(answer))
         return await events.end()

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from .answer import Answer
+from .answered import answered
 from .errors import ApiError
 from .form_fields import form_of
 from .front import Front
@@ -27,12 +28,8 @@ async def completions(front: Front, request: web.Request) -> web.StreamResponse:
     """Continue a prompt or several, whole or as a stream."""
     asked = await front.read(request, CompletionRequest)
     reply = CompletionReply(front, asked)
-    with front.answer(request, asked_completion(front, request, asked)) as answer:
-        await answer.accepted()
-        if asked.stream:
-            async with EventStream(request, front.options.write_timeout_s) as events:
-                return await reply.stream(answer, events)
-        return await reply.whole(answer)
+    generate = asked_completion(front, request, asked)
+    return await answered(front, request, generate, reply, EventStream(request, front.options.write_timeout_s))
 
 
 def asked_completion(front: Front, request: web.Request, asked: CompletionRequest) -> Generate:
@@ -85,8 +82,7 @@ class CompletionReply:
                 if has_more:
                     await events.send(self._body([choice], self._no_usage))
         except ApiError as error:
-            await events.fail(error)
-            return await events.close()
+            return await events.fail(error)
         if self._no_usage is None:
             await events.send(self._body([], usage_of(answer.n_prompt, self._in_order())))
         return await events.end()

@@ -12,8 +12,6 @@ ApiError
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class ApiError(Exception):
     """What a client is told. `param` is the field at fault, `code` a word that programs can test."""
@@ -26,10 +24,6 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.message, self.param, self.code, self.retry_after_s = message, param, code, retry_after_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """OpenAI's error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequest(ApiError):

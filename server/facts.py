@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -28,6 +29,10 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "probe_id": model.tokenizer.bos_id or 0,
         "capabilities": _capabilities(llm),
         "notes": list(llm.notes),
+        "template": llm.chat_format.template.source if _has_chat(llm) else "",
+        "metadata": {key: value for key, value in model.file.metadata.items() if _is_plain(key, value)},
+        "quantization": _quantization(llm),
+        "modified_s": model.path.stat().st_mtime,
         "plan_lines": str(llm.plan).splitlines(),
         "plan": [asdict(placement) for placement in llm.plan],
     }
@@ -38,6 +43,19 @@ def _has_chat(llm: LLM) -> bool:
         return llm.chat_format is not None
     except TemplateError:
         return False
+
+
+def _is_plain(key: str, value: object) -> bool:
+    """Whether metadata are worth telling: numbers and short texts."""
+    return isinstance(value, (bool, int, float, str)) and key != "tokenizer.chat_template"
+
+
+def _quantization(llm: LLM) -> str:
+    """The type that most bytes of the weights have."""
+    bytes_of: Counter[str] = Counter()
+    for tensor in llm.model.file.tensors.values():
+        bytes_of[tensor.type.name] += tensor.n_bytes
+    return max(bytes_of, key=lambda name: bytes_of[name], default="").upper()
 
 
 def _capabilities(llm: LLM) -> list[str]:

@@ -59,12 +59,19 @@ class Front:
             param="model", code="model_not_found",
         )  # fmt: skip
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the model is. Raises Unavailable until it has been loaded once."""
+        if not self.link.facts:
+            raise self.link.unavailable()
+        return self.link.facts
+
     def check_chat(self) -> None:
         """Raise BadRequest where the model cannot chat."""
         if self.link.facts and not self.link.facts["has_chat_template"]:
             raise BadRequest(
                 f"{self.names[0]} has no chat template (a base model): start the server with --chat-template FILE, "
-                "or use /v1/completions",
+                "or use /v1/completions (with Ollama's API, raw: true)",
                 code="no_chat_template",
             )
 

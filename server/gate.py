@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from .cross_origin import CrossOrigin
+from .error_forms import MESSAGES_PATH
 from .errors import ApiError, BadRequest, NotFound, ServerFault, TooLarge
 from .front import KEY, RECORD, Front
 from .reply import error_reply
@@ -41,6 +42,8 @@ class Gate:
         """Add what every response carries."""
         if (record := request.get(RECORD)) is not None:
             response.headers["X-Request-Id"] = record["request_id"]
+            if record["path"].startswith(MESSAGES_PATH):  # Anthropic's name for it
+                response.headers["Request-Id"] = record["request_id"]
         self._cross_origin.mark(request, response)
 
     async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -77,7 +80,7 @@ class Gate:
                     record["key"] = key.name
             return await handler(request)
         except ApiError as error:
-            return _told(error, record)
+            return _told(error, record, error.status)
         except web.HTTPException as error:
             return _told(_error_of(error, request), record, error.status)
         except (asyncio.CancelledError, ConnectionError):
@@ -86,14 +89,13 @@ class Gate:
             FAULTS.exception("request %s failed", record["request_id"])
             fault = ServerFault(f"internal error; the log has it as request {record['request_id']}", code="internal")
             record["error"] = f"{type(error).__name__}: {error}"
-            return error_reply(fault)
+            return error_reply(fault, record["path"])
 
 
-def _told(error: ApiError, record: dict[str, Any], status: int | None = None) -> web.Response:
+def _told(error: ApiError, record: dict[str, Any], status: int) -> web.Response:
     record["error"] = error.message
-    response = error_reply(error)
-    if status is not None:
-        response.set_status(status)
+    response = error_reply(error, record["path"])
+    response.set_status(status)
     return response
 
 

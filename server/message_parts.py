@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -47,6 +48,15 @@ class MessageParts:
         if self.tool_calls:
             message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
         return message
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any] | None:
+    """A call's arguments as an object; None where the answer was cut within them."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _told(call: CallPiece) -> ToolCall:

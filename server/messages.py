@@ -174,7 +174,7 @@ class CallPiece(msgspec.Struct, array_like=True):
 class Piece(Message):
     """What one step, or all of them, added to an answer; the first piece of an echoed prompt has it.
 
-    `n_reasoning` of the tokens are reasoning.
+    `n_reasoning` of the tokens are reasoning; `stop_text` is the stop string that ended the answer.
     """
 
     id: int
@@ -188,6 +188,7 @@ class Piece(Message):
     reasoning: str = ""
     calls: list[CallPiece] = []
     n_reasoning: int = 0
+    stop_text: str | None = None
 
 
 class Done(Message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
@@ -21,7 +22,10 @@ class ModelMeta(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct, kw_only=True):
-    """A name under which the model is served. `context_length` is the limit of one request."""
+    """A name under which the model is served. `context_length` is the limit of one request.
+
+    `type`, `display_name` and `created_at` are Anthropic's.
+    """
 
     id: str
     object: str = "model"
@@ -31,12 +35,18 @@ class ServedModel(msgspec.Struct, kw_only=True):
     max_model_len: int
     capabilities: list[str]
     meta: ModelMeta
+    type: str = "model"
+    display_name: str
+    created_at: str
 
 
 class ModelList(msgspec.Struct):
-    """All served names."""
+    """All served names; `has_more` and both ids are Anthropic's, who has pages."""
 
     data: list[ServedModel]
+    first_id: str
+    last_id: str
+    has_more: bool = False
     object: str = "list"
 
 
@@ -50,8 +60,11 @@ def served_models(names: Sequence[str], facts: Mapping[str, Any], created: int) 
         [
             ServedModel(
                 id=name, created=created, context_length=meta.n_ctx, max_model_len=meta.n_ctx,
-                capabilities=list(facts["capabilities"]), meta=meta,
+                capabilities=list(facts["capabilities"]), meta=meta, display_name=facts["name"],
+                created_at=datetime.fromtimestamp(created, timezone.utc).isoformat(),
             )
             for name in names
-        ]
+        ],
+        names[0],
+        names[-1],
     )  # fmt: skip

@@ -9,28 +9,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from .error_forms import error_type
 from .route import Route
 
-
-class ErrorBody(msgspec.Struct):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | int | None = None
-
-
-class ErrorReply(msgspec.Struct):
-    """The body of every response that is no success."""
-
-    error: ErrorBody
+DESCRIPTION = "OpenAI's, Anthropic's and Ollama's APIs over a GGUF model."
 
 
 def description(routes: Sequence[Route], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these routes."""
     types = [t for route in routes for t in (route.takes, route.gives, route.event) if t is not None]
-    types = [*dict.fromkeys(types), ErrorReply]
+    types = list(dict.fromkeys([*types, *(error_type(route.path) for route in routes)]))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas))
     paths: dict[str, Any] = {}
@@ -38,7 +26,7 @@ def description(routes: Sequence[Route], version: str) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "pyggml", "version": version, "description": "OpenAI's API over a GGUF model."},
+        "info": {"title": "pyggml", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -55,9 +43,10 @@ def _operation(route: Route, by_type: dict[Any, dict[str, Any]]) -> dict[str, An
     elif route.media is not None:
         content[route.media] = {"schema": {}}
     if route.event is not None:
-        content["text/event-stream"] = {"schema": {}, "x-event": by_type[route.event]}
+        content[route.event_media] = {"schema": {}, "x-event": by_type[route.event]}
     good: dict[str, Any] = {"description": "Done"} | ({"content": content} if content else {})
-    error = {"description": "What went wrong", "content": {"application/json": {"schema": by_type[ErrorReply]}}}
+    error_schema = by_type[error_type(route.path)]
+    error = {"description": "What went wrong", "content": {"application/json": {"schema": error_schema}}}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": f"{route.method.lower()}_{re.sub(r'[^a-z0-9]+', '_', route.path.lower()).strip('_')}",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from .error_forms import error_form
 from .errors import ApiError
 from .messages import Piece
 
@@ -22,9 +23,9 @@ def json_reply(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=_encoder.encode(value), status=status, content_type="application/json")
 
 
-def error_reply(error: ApiError) -> web.Response:
-    """An error as OpenAI's object."""
-    response = json_reply(error.to_dict(), error.status)
+def error_reply(error: ApiError, path: str) -> web.Response:
+    """An error in the form of its path."""
+    response = json_reply(error_form(error, path), error.status)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

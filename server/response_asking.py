@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from .chat_asking import thinking_variables
 from .form_fields import format_of
 from .front import Front
 from .messages import Chat, Generate
@@ -25,7 +26,7 @@ def asked_response(
     variables = dict(asked.chat_template_kwargs or {})
     if asked.reasoning is not None and asked.reasoning.effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning.effort)
-        variables.setdefault("enable_thinking", asked.reasoning.effort != "none")
+        variables = thinking_variables(asked.reasoning.effort != "none") | variables
     system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     chat = Chat(
         [*system, *messages], tools=chat_tools(asked.tools), tool_choice=chat_tool_choice(asked.tool_choice),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .content_text import string_field, text_of
 from .errors import BadRequest
 
 ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
@@ -28,15 +29,15 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         where = f"input[{number}]"
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "reasoning":
-            reasoning = _text(item.get("content") or [], f"{where}.content", ("reasoning_text",))
+            reasoning = text_of(item.get("content") or [], f"{where}.content", ("reasoning_text",))
             continue
         if kind == "message":
             message = _message(item, where)
         elif kind == "function_call":
             message = {"role": "assistant", "content": None, "tool_calls": [_call(item, where)]}
         elif kind == "function_call_output":
-            output = _text(item.get("output", ""), f"{where}.output", TEXT_PARTS)
-            message = {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output}
+            output = text_of(item.get("output", ""), f"{where}.output", TEXT_PARTS)
+            message = {"role": "tool", "tool_call_id": string_field(item, "call_id", where), "content": output}
         else:
             raise BadRequest(
                 f"{where} is of type {kind!r}; message, reasoning, function_call and function_call_output are known",
@@ -62,38 +63,12 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in ROLES:
         raise BadRequest(f"{where}.role is {role!r}; one of {', '.join(ROLES)} is needed", param=f"{where}.role")
-    return {"role": ROLES[role], "content": _text(item.get("content", ""), f"{where}.content", TEXT_PARTS)}
+    return {"role": ROLES[role], "content": text_of(item.get("content", ""), f"{where}.content", TEXT_PARTS)}
 
 
 def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
-    return {"id": _string(item, "call_id", where), "type": "function", "function": function}
-
-
-def _string(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise BadRequest(f"{where}.{name} is missing; a string is needed", param=f"{where}.{name}")
-    return value
-
-
-def _text(content: Any, where: str, kinds: Sequence[str]) -> str:
-    """The text of a content: a string, or parts of these kinds."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequest(f"{where} is no text and no list of parts", param=where)
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if (kind not in kinds and kind != "refusal") or not isinstance(text, str):
-            raise BadRequest(
-                f"{where}[{number}] is of type {kind!r}; this server takes text: {', '.join(kinds)}",
-                param=f"{where}[{number}].type",
-            )
-        texts.append(text)
-    return "\n".join(texts)
+    function = {"name": string_field(item, "name", where), "arguments": string_field(item, "arguments", where)}
+    return {"id": string_field(item, "call_id", where), "type": "function", "function": function}
 
 
 def chat_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

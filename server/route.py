@@ -31,3 +31,4 @@ class Route:
     is_public: bool = False
     query: tuple[str, ...] = ()
     media: str | None = None
+    event_media: str = "text/event-stream"

@@ -1,94 +1,35 @@
-"""Server-sent events: a response that is written piece by piece while its client reads.
-
-While nothing is sent, a comment goes out every 15 s. A client that does not read within the write timeout is dropped,
-so that what waits for it stays bounded.
-"""
+"""Server-sent events, in OpenAI's form or with names."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from .error_forms import error_form
 from .errors import ApiError
+from .response_stream import ResponseStream, encoded_line
 
-PING_S = 15.0
-_encoder = msgspec.json.Encoder()
-_LINE_ENDS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
-
-
-def _without_line_ends(data: bytes) -> bytes:
-    """JSON without characters that some readers of lines stop at."""
-    for char, escaped in _LINE_ENDS:
-        if char in data:
-            data = data.replace(char, escaped)
-    return data
+COMMENT = b": ping\n\n"
 
 
-class EventStream:
-    """The events of one response: `async with EventStream(...) as events`, which sends the headers."""
+class EventStream(ResponseStream):
+    """The events of one response."""
 
-    def __init__(self, request: web.Request, write_timeout_s: float) -> None:
-        self._request = request
-        self._timeout_s = write_timeout_s
-        self._response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        )
-        self._response.headers["X-Accel-Buffering"] = "no"
-        self._writing_since: float | None = None
-        self._written_s = 0.0
-        self._watch: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> EventStream:
-        await self._response.prepare(self._request)
-        self._written_s = asyncio.get_running_loop().time()
-        self._watch = asyncio.ensure_future(self._watched())
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-
-    async def _watched(self) -> None:
-        """Send comments while nothing is sent, and drop a client that does not read."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(min(PING_S, self._timeout_s / 4))
-            since, now = self._writing_since, loop.time()
-            if since is not None and now - since > self._timeout_s:
-                if self._request.transport is not None:
-                    self._request.transport.abort()
-                return
-            if since is None and now - self._written_s >= PING_S:
-                with contextlib.suppress(ConnectionError):
-                    await self._write(b": ping\n\n")
-
-    async def _write(self, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self._writing_since = self._written_s = loop.time()
-        try:
-            await self._response.write(data)
-        finally:
-            self._writing_since = None
+    def __init__(self, request: web.Request, write_timeout_s: float, ping: bytes = COMMENT) -> None:
+        super().__init__(request, write_timeout_s, "text/event-stream; charset=utf-8", ping)
 
     async def send(self, value: Any, event: str | None = None) -> None:
         """Send a value as JSON."""
         name = b"" if event is None else b"event: " + event.encode() + b"\n"
-        await self._write(name + b"data: " + _without_line_ends(_encoder.encode(value)) + b"\n\n")
+        await self._write(name + b"data: " + encoded_line(value) + b"\n\n")
 
-    async def fail(self, error: ApiError) -> None:
-        """Send an error, the last event."""
-        await self.send(error.to_dict())
+    async def fail(self, error: ApiError, event: str | None = None) -> web.StreamResponse:
+        """Send an error, the last event, and the end of the response."""
+        await self.send(error_form(error, self._request.path), event)
+        return await self.close()
 
     async def end(self) -> web.StreamResponse:
         """Send OpenAI's last line and the end of the response."""
         await self._write(b"data: [DONE]\n\n")
         return await self.close()
-
-    async def close(self) -> web.StreamResponse:
-        """Send the end of the response."""
-        await self._response.write_eof()
-        return self._response
