@@ -7,7 +7,7 @@ from typing import Any
 
 from .anthropic_messages import REFUSED, MessagesRequest, Tool, ToolChoice
 from .anthropic_turns import chat_messages
-from .chat_asking import thinking_variables
+from .chat_asking import check_end, thinking_variables
 from .errors import BadRequest
 from .openai_chat import ChatRequest
 from .refusals import refuse
@@ -25,10 +25,12 @@ def chat_request(asked: MessagesRequest) -> ChatRequest:
             raise BadRequest("stop_sequences has an empty text, which every answer has", param="stop_sequences")
         sampling["stop"] = asked.stop_sequences
     choice, config = asked.tool_choice, asked.output_config
+    messages = chat_messages(asked.system, asked.messages)
+    check_end(messages)
     effort = None if config is None else config.effort
     return ChatRequest(
         **sampling,
-        messages=chat_messages(asked.system, asked.messages),
+        messages=messages,
         model=asked.model,
         stream=asked.stream,
         tools=_tools(asked.tools),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from .errors import BadRequest
 from .form_fields import form_of
 from .front import Front
 from .messages import Chat, Generate
-from .openai_chat import REFUSED, ChatRequest
+from .openai_chat import REFUSED, ChatRequest, Message
 from .refusals import refuse
 
 
@@ -37,6 +38,15 @@ def conversation_of(asked: ChatRequest) -> Chat:
         _messages(asked), tools=asked.tools, tool_choice=asked.tool_choice,
         parallel_tool_calls=asked.parallel_tool_calls, variables=_variables(asked),
     )  # fmt: skip
+
+
+def check_end(messages: Sequence[Message]) -> None:
+    """Raise BadRequest where a client of another API wants the model to go on with what it began."""
+    if messages and messages[-1].role == "assistant":
+        raise BadRequest(
+            "the last message is the assistant's; this server does not continue it: end with one of the user's",
+            param="messages",
+        )
 
 
 def _messages(asked: ChatRequest) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .chat_asking import thinking_variables
+from .chat_asking import check_end, thinking_variables
 from .errors import BadRequest
 from .front import Front
 from .ollama_chat import (
@@ -44,12 +44,9 @@ def wants_stream(asked: AskedFields) -> bool:
 
 def chat_request(front: Front, asked: OllamaChatRequest) -> ChatRequest:
     """The chat request of /api/chat. Raises BadRequest."""
-    if asked.messages[-1].role == "assistant":
-        raise BadRequest(
-            "the last message is the assistant's; this server does not continue it: end with one of the user's",
-            param="messages",
-        )
-    return ChatRequest(messages=_messages(asked.messages), tools=asked.tools, **_common(front, asked))
+    messages = _messages(asked.messages)
+    check_end(messages)
+    return ChatRequest(messages=messages, tools=asked.tools, **_common(front, asked))
 
 
 def prompt_request(front: Front, asked: OllamaGenerateRequest) -> ChatRequest:

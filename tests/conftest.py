@@ -15,7 +15,9 @@ from pathlib import Path
 
 import places
 import pytest
+from server_process import ServerProcess
 from tiny import write_tiny
+from tool_models import caller_in, thinker_in
 
 sys.path.append(str(Path(__file__).with_name("reference")))
 
@@ -105,6 +107,20 @@ def smollm2_f32(reference: Reference, smollm2: Path) -> Path:
 def gemma3_f32(reference: Reference, gemma3: Path) -> Path:
     """Gemma 3 270M with all weights as F32 (1.1 GB, made once into the cache)."""
     return f32_copy(reference, gemma3)
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of a model that calls a tool."""
+    with caller_in(tmp_path_factory.mktemp("serve")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of a model that reasons before it answers."""
+    with thinker_in(tmp_path_factory.mktemp("serve")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -146,24 +146,25 @@ def test_close_ends_running_streams_with_abort(forced: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize(
-    ("answer", "stop", "text", "reason"),
+    ("answer", "stop", "text", "met"),
     [
-        (["A", " B", " C", " O", " P", " Q", " R"], ["O P Q"], "A B C ", FinishReason.STOP),
-        (["A", " B", " C", " O", " P"], ["O P Q"], "A B C O P", FinishReason.STOP),
-        (["What", "?\n"], ["\n"], "What?", FinishReason.STOP),
-        (["x", "a", "b"], ["b", "ab"], "x", FinishReason.STOP),
-        (["ok ", b"\xf0\x9f", b"\x91", b"\x8d", "more"], ["👍"], "ok ", FinishReason.STOP),
-        (["a", "ab", "c"], "ab", "a", FinishReason.STOP),
+        (["A", " B", " C", " O", " P", " Q", " R"], ["O P Q"], "A B C ", "O P Q"),
+        (["A", " B", " C", " O", " P"], ["O P Q"], "A B C O P", None),
+        (["What", "?\n"], ["\n"], "What?", "\n"),
+        (["x", "a", "b"], ["b", "ab"], "x", "ab"),
+        (["ok ", b"\xf0\x9f", b"\x91", b"\x8d", "more"], ["👍"], "ok ", "👍"),
+        (["a", "ab", "c"], "ab", "a", "ab"),
     ],
 )
 def test_stop_strings(
-    answer: list[Any], stop: Any, text: str, reason: FinishReason, forced: Callable[..., Path]
+    answer: list[Any], stop: Any, text: str, met: str | None, forced: Callable[..., Path]
 ) -> None:
     with LLM(forced(answer), **OPEN) as llm:
         plain = llm.generate("O P Q", temperature=0, stop=stop)
-        stream = "".join(d.text for d in llm.generate(["O P Q"], temperature=0, stop=stop, stream=True))
-    assert (plain, plain.finish_reason) == (text, reason)
-    assert stream == text
+        deltas = list(llm.generate(["O P Q"], temperature=0, stop=stop, stream=True))
+    assert (plain, plain.finish_reason) == (text, FinishReason.STOP)
+    assert "".join(delta.text for delta in deltas) == text
+    assert [delta.stop_text for delta in deltas] == [None] * (len(deltas) - 1) + [met]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,24 @@ def test_a_stream_that_loses_its_engine_ends_with_an_error(endless: Path) -> Non
         assert last["error"]["code"] == "engine_ended"
 
 
+@pytest.mark.parametrize(
+    ("path", "start", "told"),
+    [
+        ("/v1/messages", "event: error\ndata: ", {"type": "api_error", "message": "the engine's process has ended"}),
+        ("/api/chat", "", "the engine's process has ended"),
+    ],
+)
+def test_such_an_error_has_the_form_of_its_protocol(endless: Path, path: str, start: str, told: Any) -> None:
+    with ServerProcess(endless, *OPTIONS) as server, contextlib.closing(server.connect()) as connection:
+        connection.request("POST", path, json.dumps(ENDLESS | {"stream": True}))
+        response = connection.getresponse()
+        response.readline()
+        os.kill(engine_pid(server), signal.SIGKILL)
+        text = response.read().decode().rstrip("\n")
+    assert start in text
+    assert json.loads(text.rsplit(start or "\n", 1)[-1])["error"] == told
+
+
 def test_the_engine_ends_when_the_front_is_killed(endless: Path) -> None:
     with ServerProcess(endless, *OPTIONS) as server:
         pid = engine_pid(server)

@@ -68,6 +68,26 @@ def test_a_stream_that_is_closed_frees_its_slot(server: ServerProcess) -> None:
     assert answers(server)
 
 
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Anthropic's": ("/v1/messages", ENDLESS),
+    "Ollama's chat": ("/api/chat", {"messages": ENDLESS["messages"], "options": {"temperature": 0}}),
+    "Ollama's generate": ("/api/generate", {"prompt": "QQ", "raw": True, "options": {"temperature": 0}}),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_client_of_another_protocol_frees_its_slot_too(server: ServerProcess, name: str, is_streamed: bool) -> None:
+    path, body = FORMS[name]
+    connection = sent(server, body | {"stream": is_streamed}, path)
+    if is_streamed:
+        assert b"200 OK" in connection.recv(4096)
+    until(lambda: is_running(server))
+    connection.close()
+    until(lambda: is_idle(server))
+    assert answers(server)
+
+
 def test_a_whole_answer_that_nobody_waits_for_ends(server: ServerProcess) -> None:
     connection = sent(server, ENDLESS)
     until(lambda: is_running(server))

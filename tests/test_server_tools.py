@@ -8,46 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forced import write_forced
 from server_process import Reply, ServerProcess
+from tool_models import CALL, FUNCTION, TOOL
 
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-THOUGHT = "<think>I wonder.</think>Fine"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
-THINKING = """{% for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}#
-{# <think> </think> #}"""
-
-
-@pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model that calls a tool."""
-    model = write_forced(tmp_path_factory.mktemp("serve") / "call.gguf", CALL).path
-    with ServerProcess(model, "--ctx", 1024, "--threads", 1) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model that thinks before it answers."""
-    folder = tmp_path_factory.mktemp("serve")
-    model = write_forced(folder / "think.gguf", THOUGHT).path
-    (folder / "template.jinja").write_text(THINKING)
-    with ServerProcess(model, "--ctx", 512, "--threads", 1, "--chat-template", folder / "template.jinja") as server:
-        yield server
+FLAT_TOOL = {"type": "function", **FUNCTION}
 
 
 @pytest.fixture(scope="module")
