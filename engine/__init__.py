@@ -7,6 +7,7 @@ from .chat_prompt import ChatPrompt
 from .errors import (
     ConfigError,
     DeviceLost,
+    DownloadError,
     EngineError,
     GenerationError,
     MissingTensor,
@@ -38,6 +39,7 @@ __all__ = [
     "ConfigError",
     "Delta",
     "DeviceLost",
+    "DownloadError",
     "EngineError",
     "EngineStatus",
     "FinishReason",

@@ -8,6 +8,7 @@ PyggmlError
     │   ├── UnsupportedTokenizer
     │   ├── UnsupportedValue       a metadata value that the family does not know
     │   └── MissingTensor
+    ├── DownloadError              a model could not be fetched, or is not what was promised
     ├── DeviceLost                 a device is gone for this process; nothing will run any more
     ├── PlanError                  no graph can be planned for a shape on a device
     ├── RequestError               this request is wrong; others are not concerned
@@ -48,6 +49,10 @@ class UnsupportedValue(ModelError):
 
 class MissingTensor(ModelError):
     """A weight that the family needs is not in the file."""
+
+
+class DownloadError(EngineError):
+    """A model could not be fetched, or what came is not what was promised."""
 
 
 class PlanError(EngineError):

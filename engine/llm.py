@@ -26,6 +26,7 @@ from .grammar_compiler import GrammarCompiler
 from .intake import Intake, Prompt
 from .load_options import LoadOptions
 from .model import Model
+from .model_files import find_model
 from .observation import observe
 from .pace import MAX_GAP_MS, check_gap
 from .placement import Placements
@@ -103,7 +104,7 @@ class LLM(Sending):
             transport=transport, reduce_dtype=reduce_dtype, cuda_graphs=cuda_graphs,
         )  # fmt: skip
         self._is_closed = True
-        self.model = model if isinstance(model, Model) else Model(model)
+        self.model = model if isinstance(model, Model) else Model(find_model(model, options))
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
             check_gap(max_gap_ms)

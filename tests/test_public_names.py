@@ -24,10 +24,10 @@ swiglu swiglu_oai tanh top_candidates top_k view
 """.split()
 
 ENGINE = """
-ChatFormat ChatPrompt Completion ConfigError Delta DeviceLost EngineError EngineStatus FinishReason GenerationError LLM
-MissingTensor Model ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError SamplingParams
-SlotStatus Stats Stream Submission TemplateError TokenLogprob ToolCall ToolCallDelta UnsupportedArchitecture
-UnsupportedTokenizer UnsupportedValue
+ChatFormat ChatPrompt Completion ConfigError Delta DeviceLost DownloadError EngineError EngineStatus FinishReason
+GenerationError LLM MissingTensor Model ModelError Placement PlanError PrefixStatus PromptTooLong QueueFull RequestError
+SamplingParams SlotStatus Stats Stream Submission TemplateError TokenLogprob ToolCall ToolCallDelta
+UnsupportedArchitecture UnsupportedTokenizer UnsupportedValue
 """.split()
 
 SERVER = ["ReplicaOptions", "ServerOptions", "StartError", "serve"]

@@ -44,6 +44,13 @@ COMMANDS = {
         "write the logits of given tokens to a .npy file",
         f"{_HERE}.eval_logits:eval_logits",
     ),
+    "pull": Command("MODEL", "fetch a model, or a newer state of it", f"{_HERE}.pull:pull"),
+    "list": Command(
+        "[MODEL]",
+        "list the models that were fetched, or those of a repository",
+        f"{_HERE}.stored_models:list_models",
+    ),
+    "rm": Command("MODEL", "remove a model that was fetched", f"{_HERE}.stored_models:remove_model"),
     "inspect": Command(
         "MODEL",
         "say what a model file is and whether it can be served",

@@ -8,10 +8,12 @@ from typing import Any
 
 import pyggml as gg
 
+from ..downloads.model_address import Address, model_address
 from ..errors import ConfigError
 from ..llm import LLM
 from ..load_options import LoadOptions
 from ..model import Model
+from ..model_files import ADDRESSES, PACKAGED, find_model
 from .settings import Settings
 from .terminal import loading_bar, one_line, printable, say
 from .unused_gpus import build_facts, unused_gpus
@@ -22,8 +24,40 @@ def open_model(settings: Settings) -> Model:
 
     Raises ConfigError naming where a name came from that is no model.
     """
+    return Model(model_path(settings))
+
+
+def model_path(settings: Settings) -> Path:
+    """The path of the model's first file, fetched if it lies elsewhere; raises ConfigError as open_model()."""
+    name = settings["model"]
+    options = where(settings) if name.lower().startswith(ADDRESSES) else None
     try:
-        return Model(settings["model"])
+        return find_model(name, options, offline=settings["offline"])
+    except ConfigError as error:
+        raise ConfigError(f"{settings.source('model')}: {error}") from error
+
+
+def where(settings: Settings) -> LoadOptions:
+    """The options that say on which devices a model is to lie, those that the command has."""
+    if not settings.takes("device"):
+        return LoadOptions()
+    names = ("tp", "layer_split", "reserve")
+    return LoadOptions(device=_device(settings), **{name: settings[name.replace("_", "-")] for name in names})
+
+
+def named_address(settings: Settings) -> Address:
+    """The address that MODEL is. Raises ConfigError for a name of another kind."""
+    name = settings["model"]
+    if not name.lower().startswith(ADDRESSES):
+        why = ""
+        if name in PACKAGED:
+            why = f"; {name} is a PyPI package, for pip to install and uninstall"
+        raise ConfigError(
+            f"{settings.source('model')}: {name!r} is no address; one is hf:owner/repo[:quant] or "
+            f"http://host/path/model.gguf{why}"
+        )
+    try:
+        return model_address(name)
     except ConfigError as error:
         raise ConfigError(f"{settings.source('model')}: {error}") from error
 

@@ -93,14 +93,14 @@ def _report(name: str, error: Exception, *, is_verbose: bool) -> int:
     """Say on one line what went wrong; the exit status."""
     from pyggml import ClosedError, ComputeError, PyggmlError, ShapeError
 
-    from ..errors import GenerationError
+    from ..errors import DownloadError, GenerationError
 
     if is_verbose:
         traceback.print_exception(error)
     command = f"pyggml {name}".strip()
     if isinstance(error, PyggmlError):
         say(f"{command}: {one_line(str(error))}")
-        return 1 if isinstance(error, (ClosedError, ComputeError, GenerationError, ShapeError)) else 2
+        return 1 if isinstance(error, (ClosedError, ComputeError, DownloadError, GenerationError, ShapeError)) else 2
     hint = "" if is_verbose else " (--verbose shows where)"
     say(f"{command}: unexpected {type(error).__name__}: {one_line(str(error))}{hint}")
     return 1

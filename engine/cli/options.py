@@ -9,11 +9,12 @@ from __future__ import annotations
 from .option import BIAS, FLAG, Option, choice, path, real, text, whole, wholes
 
 RUN, BENCH, LOGITS, PLAN, DOCTOR = ("run",), ("bench",), ("eval logits",), ("plan",), ("doctor",)
-SERVE = ("serve",)
+SERVE, PULL, LIST, REMOVE = ("serve",), ("pull",), ("list",), ("rm",)
 ANSWER = (*RUN, *SERVE)
 LOADS = (*ANSWER, *BENCH, *LOGITS, *PLAN)
 MODEL = (*LOADS, "inspect")
-ALL = (*MODEL, "devices", *DOCTOR)
+ALL = (*MODEL, *PULL, *LIST, *REMOVE, "devices", *DOCTOR)
+PLACES = (*LOADS, *PULL)  # know where a model is to lie
 CACHE_TYPE = choice(("f32", "f16", "bf16", "q8_0", "q4_0"))
 SAMPLING = (
     "temperature", "top-k", "top-p", "min-p", "repeat-penalty", "repeat-last-n", "presence-penalty",
@@ -24,18 +25,25 @@ SAMPLING = (
 FILE_ELSE = "the model file's, else "
 
 OPTIONS: tuple[Option, ...] = (
-    Option("model", path("MODEL"), "a GGUF file (of several the first), or smollm2 or gemma3 from their packages",
+    Option("model", path("MODEL"),
+           "a GGUF file (of several the first), hf:owner/repo[:quant], an address, or smollm2 or gemma3 (from PyPI)",
            MODEL, "model.gguf", positional=True, required=True),
+    Option("model", path("MODEL"), "hf:owner/repo[:quant] or an address; without :quant the largest that fits",
+           PULL, "hf:owner/repo:Q4_K_M", positional=True, required=True),
+    Option("model", path("MODEL"), "hf:owner/repo, to list what the hub has of it",
+           LIST, "hf:owner/repo", positional=True, default_text="what is on this disk"),
+    Option("model", path("MODEL"), "hf:owner/repo[:quant] or an address; without :quant all of the repository's",
+           REMOVE, "hf:owner/repo:Q4_K_M", positional=True, required=True),
     Option("prompt", text(), "what to answer; without it standard input is read, and on a terminal a chat begins",
            RUN, '"Why is the sky blue?"', positional=True),
     Option("device", text("NAME,..."),
            "devices, one a rank: what `pyggml devices` lists as name, bus id or product, or a card's UUID",
-           LOADS, "cuda:0,cuda:1",
+           PLACES, "cuda:0,cuda:1",
            default_text="the GPU with most free memory, else cpu; for several ranks the first GPUs"),
     Option("device", text("NAME,..."), "devices to examine, and the links between them",
            DOCTOR, "cuda:0,cuda:1", default_text="all GPUs, else the cpu twice"),
-    Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", LOADS, "2"),
-    Option("layer-split", whole(1), "put whole layers on N devices", LOADS, "2"),
+    Option("tp", whole(1), "cut every layer over N devices (tensor parallel)", PLACES, "2"),
+    Option("layer-split", whole(1), "put whole layers on N devices", PLACES, "2"),
     Option("dp", whole(1), "N replicas (data parallel): whole copies, each on devices of its own, one after another of "
            "--device; with --tp or --layer-split each is a group", (*SERVE, *PLAN), "2", default=1),
     Option("pin", FLAG, "with --dp: keep each replica on a CPU to processors of its own", SERVE, default=False),
@@ -44,7 +52,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("expert-split", choice(("inside", "experts")), "with --tp: cut inside each expert, or deal whole experts",
            LOADS, "experts", default="inside"),
     Option("reserve", wholes(0, "MIB[,MIB…]"), "MiB that stay free on each device: one number for all, or one a device",
-           LOADS, "1024", default_text="0"),
+           PLACES, "1024", default_text="0"),
     Option("transport", choice(("auto", "push", "nccl", "nccl-shm", "host")),
            "how ranks on cards exchange sums; auto measures which is fastest",
            (*ANSWER, *BENCH, *LOGITS), "nccl", default="auto"),
@@ -129,6 +137,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("report", path(), "file to write the findings to: JSON if it ends in .json, else Markdown",
            DOCTOR, "doctor.md"),
     Option("tensors", FLAG, "list every tensor", ("inspect",), default=False),
+    Option("offline", FLAG, "ask no server: take only models that are on this disk (so does HF_HUB_OFFLINE=1)",
+           (*MODEL, *PULL, *LIST), default=False),
     Option("json", FLAG, "print JSON on standard output (bench: as its last line)",
            tuple(name for name in ALL if name not in SERVE), default=False),
     Option("host", text("ADDRESS"), "address to listen on; 0.0.0.0 is every one of this machine",

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..load_options import LoadOptions
+from ..model_files import ADDRESSES
 from ..replica_options import replica_options
-from .loading import placing, read_text, warn_of_unused_gpus
+from .loading import model_path, placing, read_text, warn_of_unused_gpus
 from .replicas import as_llm_options, planned_replicas, processors
 from .sampling import chosen_sampling
 from .settings import Settings
@@ -39,23 +40,27 @@ def serve(settings: Settings) -> int:
         "chat_template": read_text(settings, "chat-template") if settings.is_given("chat-template") else None,
     }
     warn_of_unused_gpus(settings)
-    replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, llm_options)]
     options = ServerOptions(sampling=sampling, max_tokens=max_tokens, **_server_options(settings))
+    is_elsewhere = settings["model"].lower().startswith(ADDRESSES)
+    model = str(model_path(settings)) if is_elsewhere else settings["model"]
+    replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, model, llm_options)]
     try:
-        serve_model(settings["model"], replicas, options)
+        serve_model(model, replicas, options)
     except StartError as error:
         say(f"pyggml serve: {one_line(str(error))}")
         return error.status
     return 0
 
 
-def _replicas(settings: Settings, llm_options: dict[str, Any]) -> Sequence[tuple[dict[str, Any], tuple[int, ...]]]:
+def _replicas(
+    settings: Settings, model: str, llm_options: dict[str, Any]
+) -> Sequence[tuple[dict[str, Any], tuple[int, ...]]]:
     """The options of each replica's LLM and the processors that it stays on."""
     if settings["dp"] == 1:
         return [(llm_options, ())]
     options = LoadOptions(**{field.name: llm_options[field.name] for field in fields(LoadOptions)})
     dealt = replica_options(options, settings["dp"])
-    planned = planned_replicas(settings["model"], dealt)
+    planned = planned_replicas(model, dealt)
     cpus = processors(planned) if settings["pin"] else [()] * len(planned)
     return [(llm_options | as_llm_options(own), at) for own, at in zip(planned, cpus)]
 

@@ -37,6 +37,10 @@ class Settings:
         """Whether the option was given anywhere."""
         return name in self._values
 
+    def takes(self, name: str) -> bool:
+        """Whether the command has the option."""
+        return name in self._options
+
     def source(self, name: str) -> str:
         """Where the option was given, for messages: `--ctx`, `PYGGML_CTX` or `file.json: ctx`."""
         return self._sources.get(name, f"--{name}")

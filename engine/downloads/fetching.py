@@ -1,0 +1,162 @@
+"""From an address to a path on this disk: what lies here is used as it is, anything else is fetched.
+
+Says in single lines on standard error which model it takes and what comes; a bar shows how far it is on a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..room import Room
+from . import hub, web
+from .model_address import Address, HubAddress, WebAddress
+from .transfer import Wanted, check_disk
+from .variant import Variant, largest, listed, named
+
+_TRUE = ("1", "ON", "YES", "TRUE")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A model on this disk: its files, the first shard first. `n_new_bytes` came just now."""
+
+    address: Address
+    label: str
+    paths: tuple[Path, ...]
+    n_new_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.paths)
+
+
+def is_offline(asked: bool = False) -> bool:
+    """Whether nothing is to be asked of any server: as asked here, or by HF_HUB_OFFLINE."""
+    return asked or os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
+
+
+def fetch(
+    address: Address, room: Callable[[], Room] | None = None, *, offline: bool = False, is_anew: bool = False
+) -> Fetched:
+    """Give a model that lies here, or fetch it; `is_anew` asks for a newer state of it.
+
+    Without a quantisation the largest that fits `room` is taken. Raises ConfigError for what is not there or not
+    allowed, DownloadError for what could not be had.
+    """
+    offline = is_offline(offline)
+    if is_anew and offline:
+        raise ConfigError(f"{address} cannot be fetched: --offline or HF_HUB_OFFLINE says to ask no server")
+    if isinstance(address, WebAddress):
+        return _from_web(address, offline, is_anew)
+    here = hub.stored(address)
+    if not is_anew and here and (not address.choice or offline or _has(here, address.choice)):
+        variant = _choose(here, address, room, "of those that are here")
+        return Fetched(address, variant.label, tuple(hub.stored_path(file) for file in variant.files), 0)
+    if offline:
+        raise ConfigError(f"{address} is not on this disk, and --offline or HF_HUB_OFFLINE says to ask no server")
+    return _from_hub(address, room)
+
+
+def _has(found: Sequence[Variant], choice: str) -> bool:
+    with contextlib.suppress(ConfigError):
+        return named(found, choice, "") is not None
+    return False
+
+
+def _choose(
+    found: Sequence[Variant], address: HubAddress, room: Callable[[], Room] | None, among: str = ""
+) -> Variant:
+    """The variant that was named, else the largest that fits, which is told."""
+    of = str(HubAddress(address.repo, address.revision))
+    if address.choice:
+        return named(found, address.choice, of)
+    if len(found) == 1:
+        return found[0]
+    limit = None if room is None else room()
+    variant = largest(found, limit.n_bytes if limit else None, of)
+    where = f" that fits into {limit.text}" if limit else ""
+    among = f" {among}" if among else f" of {len(found)}"
+    say(
+        f"{of}: {variant.label} is taken ({variant.n_bytes / 2**30:.2f} GiB), the largest{among}{where}; "
+        f"there are {listed([v.label for v in found])}"
+    )
+    return variant
+
+
+def _from_hub(address: HubAddress, room: Callable[[], Room] | None) -> Fetched:
+    commit, found = hub.listing(address)
+    variant = _choose(found, address, room)
+    wanted = hub.wanted_files(address, commit, variant)
+    paths = []
+    with _progress(wanted, f"{address.repo}:{variant.label}", hub.cache_folder()) as (progress, n_new_bytes):
+        for i, (file, each) in enumerate(zip(variant.files, wanted)):
+            paths.append(hub.fetch_file(address, commit, file.path, each, partial(progress, i)))
+    hub.remember_revision(address, commit)
+    return Fetched(address, variant.label, tuple(paths), n_new_bytes)
+
+
+def _from_web(address: WebAddress, offline: bool, is_anew: bool) -> Fetched:
+    shards = web.shards(address)
+    here = [web.place(shard) for shard in shards]
+    label = here[0].name
+    if not is_anew and all(path.is_file() for path in here):
+        web.check_noted(address)
+        return Fetched(address, label, tuple(here), 0)
+    if offline:
+        raise ConfigError(f"{address} is not on this disk, and --offline or HF_HUB_OFFLINE says to ask no server")
+    wanted = [web.wanted_file(shard) for shard in shards]
+    with _progress(wanted, str(address), web.folder()) as (progress, n_new_bytes):
+        for i, each in enumerate(wanted):
+            web.fetch_file(each, partial(progress, i))
+    return Fetched(address, label, tuple(here), n_new_bytes)
+
+
+@contextlib.contextmanager
+def _progress(wanted: Sequence[Wanted], what: str, folder: Path) -> Iterator[tuple[Callable[[int, int], None], int]]:
+    """Look for room on the disk, say what comes, and show how far it is; gives what to call, and the bytes to come."""
+    n_here = sum(each.n_here for each in wanted)
+    total = sum(each.n_bytes or 0 for each in wanted)
+    n_new = max(0, total - n_here)
+    missing = [each for each in wanted if not each.target.exists()]
+    if not missing:
+        yield (lambda i, n: None), 0
+        return
+    check_disk(folder, n_new, what)
+    files = "1 file" if len(wanted) == 1 else f"{len(wanted)} files"
+    had = f", of which {n_here / 2**20:.1f} MiB are here" if n_here else ""
+    size = f"{total / 2**20:.1f} MiB" if total else "of unknown size"
+    say(f"fetching {what}: {files}, {size}{had}, into {folder}")
+    done = [each.n_here if each.target.exists() else 0 for each in wanted]
+    with _bar(total) as show:
+
+        def progress(i: int, n_bytes: int) -> None:
+            done[i] = n_bytes
+            show(sum(done))
+
+        yield progress, n_new
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda n: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        total=total or None, desc="fetching", unit="B", unit_scale=True, unit_divisor=1024, leave=False, file=sys.stderr
+    ) as bar:
+        yield lambda n: bar.update(n - bar.n)
+
+
+def say(line: str) -> None:
+    """Print a line on standard error."""
+    print(line, file=sys.stderr, flush=True)
