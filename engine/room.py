@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyggml as gg
+
 from .device_facts import free_bytes
 from .load_options import LoadOptions
 
@@ -23,8 +25,12 @@ class Room:
 
 
 def room(options: LoadOptions) -> Room:
-    """The room on the devices of these options; raises as LoadOptions.devices for devices that are not there."""
-    devices = list(dict.fromkeys(options.devices()))
+    """The room on the devices of these options, which may be more than ranks.
+
+    Raises DeviceError and ConfigError for devices that are not there.
+    """
+    listed = [] if options.device is None else [gg.device(name) for name in options.device.split(",")]
+    devices = list(dict.fromkeys(listed or options.devices()))
     reserve = options.reserve_on(devices)
     free = sum(max(0, free_bytes(device) - reserve.bytes_of(device.name)) for device in devices)
     names = ", ".join(device.name for device in devices)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -55,8 +58,9 @@ def spawn(*arguments: object, **environment: str) -> subprocess.CompletedProcess
 class Terminal:
     """The command with a person at a terminal."""
 
-    def __init__(self, *arguments: object, environment: Mapping[str, str]) -> None:
+    def __init__(self, *arguments: object, environment: Mapping[str, str], n_columns: int = 0) -> None:
         self._keyboard, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40 if n_columns else 0, n_columns, 0, 0))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ON_TERMINAL, *map(str, arguments)],
             stdin=theirs,

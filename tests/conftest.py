@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import places
 import pytest
@@ -19,13 +20,16 @@ from server_process import ServerProcess
 from tiny import write_tiny
 from tool_models import caller_in, thinker_in
 
+if TYPE_CHECKING:
+    from fake_hub import FakeHub
+
 sys.path.append(str(Path(__file__).with_name("reference")))
 
 from f32_copy import f32_copy
 from llama import Reference
 from token_files import write_vocabulary
 
-OWN_PREFIXES = ("PYGGML_", "LLAMA_ARG_")
+OWN_PREFIXES = ("PYGGML_", "LLAMA_ARG_", "HF_")
 
 
 def _clean_environment() -> None:
@@ -58,6 +62,27 @@ def _found(place: Callable[[], Path]) -> Path:
         if os.environ.get("CI"):
             pytest.fail(str(missing))
         pytest.skip(str(missing))
+
+
+@pytest.fixture
+def empty_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub on this machine, the only one that is known, and caches of the test's own; tries follow without a wait."""
+    from fake_hub import FakeHub
+    from huggingface_hub import constants
+
+    from pyggml.engine.downloads import transfer
+
+    with FakeHub().serving() as fake:
+        template = fake.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", fake.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(transfer, "_MAX_WAIT_S", 0.0)
+        # The same for programs that a test starts.
+        monkeypatch.setenv("HF_ENDPOINT", fake.url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("PYGGML_CACHE", str(tmp_path / "cache"))
+        yield fake
 
 
 @pytest.fixture(scope="session")

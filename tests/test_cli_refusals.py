@@ -13,7 +13,7 @@ from cli_calls import call, spawn
 RUN = ("run", "{model}", "hi")
 LOGITS = ("eval", "logits", "{model}", "--out", "{folder}/l.npy")
 COMMAND_LINE: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("rum",), "no command 'rum'; did you mean run?"),
+    (("runn",), "no command 'runn'; did you mean run?"),
     (("eval",), "group of commands: eval logits"),
     ((*RUN, "--ctz", "5"), "no option --ctz; did you mean --ctx?"),
     ((*RUN, "--ct", "512"), "no option --ct;"),

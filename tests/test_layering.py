@@ -22,7 +22,8 @@ PUBLIC = {"pyggml": set(pyggml.__all__), "pyggml.engine": set(pyggml.engine.__al
 # What each package may import besides itself and Python's own modules. `pyggml` stands for its public names.
 MAY_IMPORT = {
     "pyggml": {"cffi", "numpy"},
-    "engine": {"pyggml", "numpy", "tokenizers", "jinja2", "llguidance", "markupsafe", "tqdm"},  # markupsafe is jinja2's
+    # markupsafe is jinja2's
+    "engine": {"pyggml", "numpy", "tokenizers", "jinja2", "llguidance", "markupsafe", "tqdm", "huggingface_hub"},
     "server": {"pyggml.engine", "aiohttp", "msgspec", "prometheus_client", "redis", "numpy"},
 }
 # Commands of the command line start what comes later in the order; they import it only when they run.

@@ -1,7 +1,8 @@
-"""README.md and docs/python.md hold what they say: code blocks run, links and files exist, the file tree is complete.
+"""README.md and pages of docs hold what they say: code blocks run, links and files exist, the file tree is complete.
 
 Blocks of a page run in order and share their names, in a folder with a tiny model as `model.gguf` and SmolLM2 as
-`smollm2`. What a line of Python prints must be what its comment `# -> ...` says.
+`smollm2`. The hub is one of our own, and has every repository that is named. What a line of
+Python prints must be what its comment `# -> ...` says.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import NamedTuple
 
 import pytest
 from cli_calls import call
+from fake_hub import FakeHub
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/python.md")
+PAGES = ("README.md", "docs/models.md", "docs/python.md")
 LINKING_PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 
@@ -44,8 +46,16 @@ def commands() -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "model.gguf").symlink_to(tiny("llama", quant="Q8_0"))
+def folder(
+    tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, empty_hub: FakeHub
+) -> Path:
+    model = tiny("llama", quant="Q8_0")
+    (tmp_path / "model.gguf").symlink_to(model)
+    text = "".join((ROOT / page).read_text() for page in PAGES)
+    for repo in re.findall(r"hf:([\w.-]+/[\w.-]+)", text):
+        names = ("m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-F16.gguf")
+        empty_hub.repos[repo] = dict.fromkeys(names, model.read_bytes())
+    empty_hub.files["model.gguf"] = model.read_bytes()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -66,11 +76,18 @@ def test_python_blocks_run_and_print_what_they_say(page: str, folder: Path, caps
 
 @pytest.mark.parametrize("command", [c for c in commands() if not c.startswith("pyggml serve")])
 def test_command_lines_exit_0(
-    command: str, folder: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    command: str,
+    folder: Path,
+    empty_hub: FakeHub,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = shlex.split(command)[1:]
+    words = shlex.split(command.replace("https://example.com", f"{empty_hub.url}/files"))[1:]
     if "smollm2" in words:
         (folder / "smollm2").symlink_to(request.getfixturevalue("smollm2"))
+    if "rm" in words or "--offline" in words:
+        named = next(word for word in words if word.startswith("hf:"))
+        assert call(capsys, "pull", named, "--no-offline").status == 0
     result = call(capsys, *words)
     assert result.status == 0, result.err
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,15 @@ def listing(address: HubAddress) -> tuple[str, list[Variant]]:
     cannot be asked.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     network_error: type[Exception] = HfHubHTTPError.__bases__[0]
     repo = HubAddress(address.repo, address.revision)
     api = HfApi(library_name="pyggml")
     try:
         info = api.model_info(address.repo, revision=address.revision, files_metadata=True, timeout=30.0)
+    except HFValidationError as error:
+        raise ConfigError(f"{repo} cannot be a repository of the hub: {error}") from error
     except (network_error, OSError) as error:
         raise explained(error, str(repo)) from error
     found = variants(_remote_file(sibling) for sibling in info.siblings or [])
@@ -142,11 +145,13 @@ def fetch_file(address: HubAddress, commit: str, path: str, wanted: Wanted, prog
             return _by_library(address, commit, path, wanted)
         transfer(wanted, progress)
     pointer.parent.mkdir(parents=True, exist_ok=True)
-    pointer.unlink(missing_ok=True)  # a link that leads nowhere
+    link = pointer.with_name(f".{pointer.name}.{uuid.uuid4().hex}")
     try:
-        pointer.symlink_to(os.path.relpath(wanted.target, pointer.parent))
+        link.symlink_to(os.path.relpath(wanted.target, pointer.parent))
     except OSError:  # a file system without links
         os.replace(wanted.target, pointer)
+    else:
+        os.replace(link, pointer)  # another process may do the same now, or a link be there that leads nowhere
     return pointer
 
 

@@ -1,7 +1,8 @@
 """One file over HTTP onto the disk: what came stays when the connection breaks, and nothing is kept unchecked.
 
-What is not whole yet lies beside its place under the name `….incomplete`, locked while a process writes it. Retries,
-redirects and ranges are huggingface_hub's; sums are made while the bytes come.
+What is not whole yet lies beside its place under the name `….incomplete`, locked while a process writes it; sums are
+made while the bytes come. Connections, redirects and proxies are huggingface_hub's. Its own downloads have no use for
+what an earlier process left.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.client import PARTIAL_CONTENT, REQUESTED_RANGE_NOT_SATISFIABLE
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 from ..errors import DownloadError
 from .refusals import explained
 
 Progress = Callable[[int], None]
 _CHUNK_BYTES = 1 << 20
+_TIMEOUT_S = 30.0
+_MAX_IDLE = 5  # times in a row that nothing came
+_MAX_WAIT_S = 8.0
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
 _MAGIC = b"GGUF"
 INCOMPLETE = ".incomplete"
 
@@ -52,20 +58,20 @@ class Wanted:
 
 
 class _Sink:
-    """A file that is summed while it is written; what http_get needs of a file."""
+    """The incomplete file, summed while it is written."""
 
     def __init__(self, file: BinaryIO, wanted: Wanted, progress: Progress) -> None:
         self._file, self._wanted, self._progress = file, wanted, progress
-        self._restart()
+        self._begin()
         file.seek(0)
         while chunk := file.read(_CHUNK_BYTES):
             self._count(chunk)
 
-    def _restart(self) -> None:
+    def _begin(self) -> None:
         self.n_bytes = 0
-        kind = self._wanted.digest.partition(":")[0]
-        self.hash = hashlib.sha1(usedforsecurity=False) if kind == "git" else hashlib.sha256()
-        if kind == "git":
+        is_git = self._wanted.digest.startswith("git:")
+        self.hash = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
+        if is_git:
             self.hash.update(f"blob {self._wanted.n_bytes}\0".encode())
 
     def _count(self, chunk: bytes) -> None:
@@ -73,41 +79,41 @@ class _Sink:
         self.n_bytes += len(chunk)
         self._progress(self.n_bytes)
 
-    def write(self, chunk: bytes) -> int:
+    def write(self, chunk: bytes) -> None:
+        """Append."""
         rest = memoryview(chunk)
         while rest:  # an unbuffered file may take less than it is given
             rest = rest[self._file.write(rest) :]
         self._count(chunk)
-        return len(chunk)
 
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, position: int) -> int:
-        return self._file.seek(position)
-
-    def truncate(self) -> None:
-        """Drop everything: the server sends the whole file anew."""
+    def clear(self) -> None:
+        """Drop everything."""
+        self._file.seek(0)
         self._file.truncate()
-        self._restart()
+        self._begin()
+
+    def start(self) -> bytes:
+        """The first bytes."""
+        self._file.seek(0)
+        return self._file.read(len(_MAGIC))
 
 
 def transfer(wanted: Wanted, progress: Progress) -> str:
-    """Fetch a file that is not there yet, or the rest of it; gives the hexadecimal sum of its content.
+    """Fetch a file that is not there yet, or the rest of it; gives the hexadecimal sum of its content,
+    or nothing where another process was faster.
 
     Raises DownloadError where it cannot be had or is not what was promised, ConfigError for what the server refuses.
     """
     wanted.target.parent.mkdir(parents=True, exist_ok=True)
     with _part(wanted) as file:
+        if wanted.target.exists():
+            wanted.part.unlink(missing_ok=True)
+            return ""
         sink = _Sink(file, wanted, progress)
         if wanted.n_bytes is not None and sink.n_bytes > wanted.n_bytes:
-            file.seek(0)
-            sink.truncate()
-        if wanted.target.exists():  # another process was faster
-            wanted.part.unlink(missing_ok=True)
-            return sink.hash.hexdigest()
+            sink.clear()
         _receive(wanted, sink)
-        _check(wanted, sink, file)
+        _check(wanted, sink)
         os.fsync(file.fileno())
         os.replace(wanted.part, wanted.target)
         return sink.hash.hexdigest()
@@ -134,77 +140,69 @@ def _is_same(file: BinaryIO, path: Path) -> bool:
 
 
 def _receive(wanted: Wanted, sink: _Sink) -> None:
+    """Ask again from where the connection broke, until nothing more comes for several times."""
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.file_download import http_get
 
     # The base of the errors of the HTTP library, whichever huggingface_hub has.
     network_error: type[Exception] = HfHubHTTPError.__bases__[0]
+    n_idle = 0
     while wanted.n_bytes is None or sink.n_bytes < wanted.n_bytes:
         before = sink.n_bytes
         try:
-            with _quiet():
-                http_get(
-                    wanted.url, cast(BinaryIO, sink), resume_size=before, headers=dict(wanted.headers), expected_size=wanted.n_bytes,
-                    tqdm_class=_no_bar(),
-                )  # fmt: skip
+            _stream(wanted, sink)
             return
         except HfHubHTTPError as error:
-            raise explained(error, wanted.name) from error
-        except (network_error, OSError) as error:
-            is_disk = isinstance(error, OSError) and error.errno is not None
-            if is_disk or sink.n_bytes == before:
+            if error.response.status_code == REQUESTED_RANGE_NOT_SATISFIABLE and before:
+                sink.clear()
+            elif error.response.status_code not in _TRANSIENT or n_idle == _MAX_IDLE:
+                raise explained(error, wanted.name) from error
+        except network_error as error:
+            if n_idle == _MAX_IDLE:
                 raise _broken(wanted, sink.n_bytes, error) from error
+        except OSError as error:
+            raise _broken(wanted, sink.n_bytes, error) from error
+        n_idle = 0 if sink.n_bytes > before else n_idle + 1
+        time.sleep(min(_MAX_WAIT_S, 2.0**n_idle / 2))
+
+
+def _stream(wanted: Wanted, sink: _Sink) -> None:
+    from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
+
+    headers = dict(wanted.headers)
+    if sink.n_bytes:
+        headers["Range"] = f"bytes={sink.n_bytes}-"
+    with http_stream_backoff(
+        "GET", wanted.url, headers=headers, timeout=_TIMEOUT_S, retry_on_exceptions=(), retry_on_status_codes=()
+    ) as response:
+        hf_raise_for_status(response)
+        if sink.n_bytes and response.status_code != PARTIAL_CONTENT:
+            sink.clear()  # the server sends the whole file anew
+        for chunk in response.iter_bytes():
+            sink.write(chunk)
 
 
 def _broken(wanted: Wanted, n_bytes: int, error: Exception) -> DownloadError:
     of = "" if wanted.n_bytes is None else f" of {wanted.n_bytes}"
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
     return DownloadError(
-        f"{wanted.name} broke off after {n_bytes}{of} bytes: {reason}; these stay, and the same command goes on there"
+        f"{wanted.name} broke off after {n_bytes}{of} bytes: {reason}; run it again to go on from there"
     )
 
 
-def _check(wanted: Wanted, sink: _Sink, file: BinaryIO) -> None:
+def _check(wanted: Wanted, sink: _Sink) -> None:
     """Remove a file that is not what was promised, and say so."""
-    file.seek(0)
-    start = file.read(len(_MAGIC))
     promised, found = wanted.digest.partition(":")[2], sink.hash.hexdigest()
     if wanted.n_bytes is not None and sink.n_bytes != wanted.n_bytes:
         wrong = f"has {sink.n_bytes} bytes in place of {wanted.n_bytes}"
     elif promised and promised != found:
         kind = "SHA-1 as a git object" if wanted.digest.startswith("git:") else "SHA-256"
         wrong = f"has the {kind} {found} in place of {promised}"
-    elif start != _MAGIC:
+    elif (start := sink.start()) != _MAGIC:
         wrong = f"is no GGUF file; it begins with {start!r}"
     else:
         return
     wanted.part.unlink()
     raise DownloadError(f"{wanted.name} {wrong}; what came was removed")
-
-
-def _no_bar() -> type[Any]:
-    from tqdm import tqdm
-
-    class NoBar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
-        """A bar that shows nothing: bytes are counted where they are written."""
-
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            options.pop("name", None)
-            super().__init__(*arguments, **options | {"disable": True})
-
-    return NoBar
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the lines about retries, which hold whole addresses."""
-    logger = logging.getLogger("huggingface_hub.file_download")
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = was
 
 
 def sha256_of(path: Path) -> str:

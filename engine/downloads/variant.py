@@ -94,14 +94,16 @@ def named(found: Sequence[Variant], choice: str, of: str) -> Variant:
     Raises ConfigError, with what there is, for none and for several.
     """
     by_file = [v for v in found if any(choice in (f.path, f.path.rpartition("/")[2]) for f in v.files)]
-    fitting = by_file or [v for v in found if v.label.lower() == choice.lower()]
+    label = choice.upper()
+    by_label = [v for v in found if v.label.upper() == label] or [v for v in found if v.label == f"UD-{label}"]
+    fitting = by_file or by_label
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         files = ", ".join(v.first.path for v in fitting)
         raise ConfigError(f"{of} has {len(fitting)} models of {choice}; name the file behind the colon: {files}")
     labels = list(dict.fromkeys(v.label for v in found))
-    close = difflib.get_close_matches(choice.upper(), labels, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(label, labels, n=1, cutoff=0.6)
     near = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(f"{of} has no {choice}{near}; it has {listed(labels)}")
 

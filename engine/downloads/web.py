@@ -24,6 +24,7 @@ from .transfer import INCOMPLETE, Progress, Wanted, transfer
 from .variant import shard_paths
 
 _NOTE = ".json"
+_ONCE: dict[str, Any] = {"retry_on_exceptions": (), "retry_on_status_codes": ()}
 
 
 def folder() -> Path:
@@ -71,7 +72,7 @@ def wanted_file(address: WebAddress) -> Wanted:
     headers = {"Accept-Encoding": "identity"}
     try:
         # Not HEAD, which signed addresses refuse: the headers of GET, without reading on.
-        with http_stream_backoff("GET", address.url, headers=headers, max_retries=2, timeout=30.0) as response:
+        with http_stream_backoff("GET", address.url, headers=headers, timeout=30.0, **_ONCE) as response:
             hf_raise_for_status(response)
             answered = response.headers
     except (network_error, OSError) as error:
@@ -124,7 +125,8 @@ def fetch_file(wanted: Wanted, progress: Progress) -> Path:
     """Fetch a file that is not here yet, and note its digest."""
     if not wanted.target.exists():
         sha256 = transfer(wanted, progress)
-        _write_note(wanted.target, note(wanted.target) | {"sha256": sha256})
+        if sha256:
+            _write_note(wanted.target, note(wanted.target) | {"sha256": sha256})
     return wanted.target
 
 

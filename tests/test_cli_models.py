@@ -1,0 +1,164 @@
+"""Names of the hub and plain addresses on the command line, and `pyggml pull`, `list` and `rm`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_calls import Terminal, call, spawn
+from fake_hub import FakeHub
+from server_process import ServerProcess
+
+
+@pytest.fixture
+def hub(empty_hub: FakeHub, tiny: Callable[..., Path]) -> FakeHub:
+    """A hub with a tiny model in two quantisations, and at a plain address."""
+    large, small = (tiny("llama", quant=quant).read_bytes() for quant in ("F16", "Q8_0"))
+    empty_hub.repos["o/tiny"] = {"tiny-F16.gguf": large, "tiny-Q8_0.gguf": small, "mmproj-F32.gguf": large * 2}
+    empty_hub.files["tiny.gguf"] = small
+    return empty_hub
+
+
+@pytest.mark.parametrize("name", ["hf:o/tiny", "hf:o/tiny:q8_0", "URL"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "MODEL", "hi", "-n", "1", "--device", "cpu"),
+        ("plan", "MODEL", "--device", "cpu,cpu", "--no-measure"),
+        ("inspect", "MODEL"),
+        ("bench", "MODEL", "-p", "16", "-n", "2", "--repeat", "1", "--device", "cpu"),
+        ("eval", "logits", "MODEL", "--tokens", "1,2", "--out", "l.npy", "--device", "cpu"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_take_a_model_that_lies_elsewhere(
+    command: tuple[str, ...], name: str, hub: FakeHub, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    name = name.replace("URL", f"{hub.url}/files/tiny.gguf")
+    result = call(capsys, *[word.replace("MODEL", name) for word in command])
+    assert result.status == 0, result.err
+    assert ("F16 is taken" in result.err) == (name == "hf:o/tiny")
+    n_asked = len(hub.asked)
+    assert call(capsys, *[word.replace("MODEL", name) for word in command], "--offline").status == 0
+    assert len(hub.asked) == n_asked
+
+
+def test_a_server_takes_a_model_of_the_hub(hub: FakeHub) -> None:
+    with ServerProcess("hf:o/tiny:Q8_0", "--device", "cpu", "--ctx", "64") as server:
+        reply = server.post("/v1/completions", {"model": "tiny-Q8_0", "prompt": "a", "max_tokens": 1})
+        assert reply.status == 200, reply.body
+
+
+def test_pull_prints_where_the_model_lies(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    first = call(capsys, "pull", "hf:o/tiny:Q8_0")
+    path, size = re.fullmatch(r"(\S+)  \((.+ MiB), \2 new\)\n", first.out).groups()  # type: ignore[union-attr]
+    assert Path(path).read_bytes() == hub.repos["o/tiny"]["tiny-Q8_0.gguf"]
+    assert call(capsys, "pull", "hf:o/tiny:Q8_0").out == f"{path}  ({size}, nothing new)\n"
+    document = json.loads(call(capsys, "pull", "hf:o/tiny:Q8_0", "--json").out)
+    assert document == {
+        "name": "hf:o/tiny:Q8_0", "quantisation": "Q8_0", "path": path, "files": [path],
+        "n_bytes": Path(path).stat().st_size, "n_new_bytes": 0,
+    }  # fmt: skip
+
+
+def test_without_a_quantisation_the_devices_decide(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    from pyggml.engine import room
+
+    large = len(hub.repos["o/tiny"]["tiny-F16.gguf"])
+    for n_free, label in ((large * 2, "F16"), (large, "Q8_0")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room, "free_bytes", lambda device, n_free=n_free: n_free)
+            result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu")
+        assert result.err.startswith(f"hf:o/tiny: {label} is taken ("), result.err
+        assert result.out.split()[0].endswith(f"tiny-{label}.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "free_bytes", lambda device: 1000)
+        result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu")
+    assert (result.status, result.out) == (2, "")
+    assert "no model of hf:o/tiny fits: the smallest, Q8_0" in result.err
+
+
+def test_a_reserve_takes_from_the_room(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu", "--reserve", str(1 << 30))
+    assert result.status == 2 and "fits" in result.err
+
+
+def test_list_shows_what_is_here_and_what_a_repository_has(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "list").out.startswith("no model was fetched yet")
+    assert call(capsys, "list", "--json").out == "[]\n"
+    call(capsys, "pull", "hf:o/tiny:Q8_0")
+    call(capsys, "pull", f"{hub.url}/files/tiny.gguf")
+    assert [line.split()[0] for line in call(capsys, "list").out.splitlines()] == [
+        "model", "hf:o/tiny:Q8_0", f"{hub.url}/files/tiny.gguf",
+    ]  # fmt: skip
+    documents = json.loads(call(capsys, "list", "--json").out)
+    assert all(Path(each["path"]).stat().st_size == each["n_bytes"] for each in documents)
+    offered = json.loads(call(capsys, "list", "hf:o/tiny", "--json").out)
+    assert [(each["name"], each["fits"], each["is_here"]) for each in offered] == [
+        ("hf:o/tiny:F16", True, False),
+        ("hf:o/tiny:Q8_0", True, True),
+    ]
+    rows = [line.split() for line in call(capsys, "list", "hf:o/tiny").out.splitlines()]
+    assert [(row[0], row[-2:]) for row in rows[:3]] == [
+        ("model", ["fits", "here"]), ("hf:o/tiny:F16", ["yes", "no"]), ("hf:o/tiny:Q8_0", ["yes", "yes"]),
+    ]  # fmt: skip
+
+
+def test_rm_removes_what_it_names(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("hf:o/tiny:Q8_0", "hf:o/tiny:F16", f"{hub.url}/files/tiny.gguf"):
+        call(capsys, "pull", name)
+    assert re.fullmatch(r"hf:o/tiny:F16: removed, .* MiB are free again\n", call(capsys, "rm", "hf:o/tiny:F16").out)
+    assert json.loads(call(capsys, "rm", "hf:o/tiny", "--json").out)["name"] == "hf:o/tiny"
+    assert call(capsys, "rm", f"{hub.url}/files/tiny.gguf").status == 0
+    assert call(capsys, "list", "--json").out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("run", "hf:o/tiny:Q4_0", "hi"), 2, "MODEL: hf:o/tiny has no Q4_0; did you mean Q8_0?; it has F16, Q8_0"),
+        (("run", "hf:o/tiny:mmproj-F32.gguf", "hi"), 2, "has no mmproj-F32.gguf"),
+        (("run", "hf:tiny", "hi"), 2, "MODEL: 'hf:tiny' names no model of the hub; the form is hf:owner/repo"),
+        (("inspect", "hf:o/none"), 2, "MODEL: hf:o/none is not there, or is private"),
+        (("inspect", "hf:o/tiny", "--offline"), 2, "MODEL: hf:o/tiny is not on this disk, and --offline"),
+        (("pull", "hf:o/tiny", "--offline"), 2, "cannot be fetched: --offline"),
+        (("list", "hf:o/tiny", "--offline"), 2, "cannot be looked at: --offline"),
+        (("list", "hf:o/tiny:Q8_0"), 2, "MODEL: a repository is needed"),
+        (("pull", "model.gguf"), 2, "MODEL: 'model.gguf' is no address"),
+        (("rm", "smollm2"), 2, "smollm2 is a PyPI package, for pip to install and uninstall"),
+        (("rm", "hf:o/tiny"), 2, "hf:o/tiny is not on this disk; pyggml list shows what is"),
+        (("pull", "hf:o/tiny:F16"), 1, "tiny-F16.gguf has the SHA-256"),
+        (("run", "model-that-is-not-there", "hi"), 2, "give a path to a .gguf file, hf:owner/repo[:quant], an address"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_with_a_status(
+    arguments: tuple[str, ...], status: int, message: str, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.wrong.add("tiny-F16.gguf")
+    result = call(capsys, *arguments)
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err.splitlines()[-1]
+
+
+def test_a_name_in_a_file_and_offline_in_the_environment(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"model": "hf:o/tiny:Q8_0", "device": "cpu"}')
+    arguments: tuple[Any, ...] = ("inspect", "--config", tmp_path / "c.json")
+    refused = spawn(*arguments, PYGGML_OFFLINE="1")
+    assert (refused.returncode, "c.json: model: hf:o/tiny:Q8_0 is not on this disk" in refused.stderr) == (2, True)
+    assert spawn(*arguments).returncode == 0
+    assert spawn(*arguments, HF_HUB_OFFLINE="1").returncode == 0
+
+
+def test_a_bar_shows_how_far_it_is(hub: FakeHub) -> None:
+    hub.break_after["tiny-Q8_0.gguf"] = [10_000]
+    with Terminal("pull", "hf:o/tiny:Q8_0", environment={}, n_columns=120) as terminal:
+        terminal.wait_for(r"fetching o/tiny:Q8_0: 1 file, .* MiB, into ")
+        terminal.wait_for(r"fetching: +\d+%\|")
+        terminal.wait_for(r"tiny-Q8_0.gguf  \(.* new\)")
+        assert terminal.status() == 0
