@@ -33,6 +33,7 @@ from .placement import Placements
 from .prefix_cache import PrefixCache
 from .probe import Probe
 from .rig import Rig
+from .room import room
 from .runner import RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -104,7 +105,7 @@ class LLM(Sending):
             transport=transport, reduce_dtype=reduce_dtype, cuda_graphs=cuda_graphs,
         )  # fmt: skip
         self._is_closed = True
-        self.model = model if isinstance(model, Model) else Model(find_model(model, options))
+        self.model = model if isinstance(model, Model) else Model(find_model(model, lambda: room(options)))
         try:
             self._given_template = None if chat_template is None else self._template(chat_template)
             check_gap(max_gap_ms)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from .load_options import LoadOptions
+    from .room import Room
 
 # name -> (package, distribution, pip options)
 PACKAGED = {
@@ -31,15 +32,18 @@ def cache_dir() -> Path:
 
 
 def find_model(
-    name: str | os.PathLike[str], options: LoadOptions | None = None, *, offline: bool = False
+    name: str | os.PathLike[str], room: Callable[[], Room] | None = None, *, offline: bool = False
 ) -> Path:
-    """The path of a model's first file. One that lies elsewhere is fetched, as large as fits the options' devices.
+    """The path of a model's first file. One that lies elsewhere is fetched, by default as large as fits the room.
 
     Raises ConfigError for a name that is no file, packaged model or address, with what to install, and DownloadError
     for what could not be fetched.
     """
     if isinstance(name, str) and name.lower().startswith(ADDRESSES):
-        return _fetched(name, options, offline)
+        from .downloads.fetching import fetch
+        from .downloads.model_address import model_address
+
+        return fetch(model_address(name), room, offline=offline).paths[0]
     if isinstance(name, str) and name in PACKAGED and not os.path.exists(name):
         return _packaged(name)
     path = Path(name).expanduser()
@@ -53,15 +57,6 @@ def find_model(
         hint = f"; it holds {', '.join(inside[:3])}" if inside else ""
         raise ConfigError(f"{path} is a folder; name a .gguf file{hint}")
     return path
-
-
-def _fetched(name: str, options: LoadOptions | None, offline: bool) -> Path:
-    from .downloads.fetching import fetch
-    from .downloads.model_address import model_address
-    from .load_options import LoadOptions
-    from .room import room
-
-    return fetch(model_address(name), lambda: room(options or LoadOptions()), offline=offline).paths[0]
 
 
 def _packaged(name: str) -> Path:

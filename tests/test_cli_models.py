@@ -89,6 +89,16 @@ def test_a_reserve_takes_from_the_room(hub: FakeHub, capsys: pytest.CaptureFixtu
     assert result.status == 2 and "fits" in result.err
 
 
+def test_of_replicas_the_one_with_least_room_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyggml.engine import room
+    from pyggml.engine.load_options import LoadOptions
+
+    monkeypatch.setattr(room, "free_bytes", lambda device: 10 << 30)
+    shared = room.room(LoadOptions(device="cpu,cpu,cpu", reserve=1024), 3)
+    assert shared == room.Room(int(0.85 * (3 << 30)), "3.0 GiB free on cpu for each of 3 replicas")
+    assert room.room(LoadOptions(device="cpu,cpu", tp=2)) == room.Room(int(0.85 * (10 << 30)), "10.0 GiB free on cpu")
+
+
 def test_list_shows_what_is_here_and_what_a_repository_has(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "list").out.startswith("no model was fetched yet")
     assert call(capsys, "list", "--json").out == "[]\n"

@@ -14,6 +14,7 @@ from ..llm import LLM
 from ..load_options import LoadOptions
 from ..model import Model
 from ..model_files import ADDRESSES, PACKAGED, find_model
+from ..room import Room, room
 from .settings import Settings
 from .terminal import loading_bar, one_line, printable, say
 from .unused_gpus import build_facts, unused_gpus
@@ -29,20 +30,19 @@ def open_model(settings: Settings) -> Model:
 
 def model_path(settings: Settings) -> Path:
     """The path of the model's first file, fetched if it lies elsewhere; raises ConfigError as open_model()."""
-    name = settings["model"]
-    options = where(settings) if name.lower().startswith(ADDRESSES) else None
     try:
-        return find_model(name, options, offline=settings["offline"])
+        return find_model(settings["model"], lambda: room_here(settings), offline=settings["offline"])
     except ConfigError as error:
         raise ConfigError(f"{settings.source('model')}: {error}") from error
 
 
-def where(settings: Settings) -> LoadOptions:
-    """The options that say on which devices a model is to lie, those that the command has."""
+def room_here(settings: Settings) -> Room:
+    """The room on the devices that options name, as far as the command has such options."""
     if not settings.takes("device"):
-        return LoadOptions()
+        return room(LoadOptions())
     names = ("tp", "layer_split", "reserve")
-    return LoadOptions(device=_device(settings), **{name: settings[name.replace("_", "-")] for name in names})
+    options = LoadOptions(device=_device(settings), **{name: settings[name.replace("_", "-")] for name in names})
+    return room(options, settings["dp"] if settings.takes("dp") else 1)
 
 
 def named_address(settings: Settings) -> Address:

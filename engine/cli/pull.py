@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from ..downloads.fetching import fetch
-from ..room import room
-from .loading import named_address, where
+from .loading import named_address, room_here
 from .settings import Settings
 from .units import shown_bytes
 
@@ -14,7 +13,7 @@ from .units import shown_bytes
 def pull(settings: Settings) -> int:
     """Fetch what was named and print where it lies."""
     address = named_address(settings)
-    fetched = fetch(address, lambda: room(where(settings)), offline=settings["offline"], is_anew=True)
+    fetched = fetch(address, lambda: room_here(settings), offline=settings["offline"], is_anew=True)
     if settings["json"]:
         document = {
             "name": str(address),

@@ -8,9 +8,8 @@ from typing import Any
 from ..downloads.model_address import HubAddress
 from ..downloads.store import Offered, Stored, offered_models, remove, stored_models
 from ..errors import ConfigError
-from ..load_options import LoadOptions
-from ..room import Room, room
-from .loading import named_address
+from ..room import Room
+from .loading import named_address, room_here
 from .settings import Settings
 from .table import render
 from .terminal import one_line
@@ -45,7 +44,7 @@ def _list_offered(settings: Settings) -> int:
     address = named_address(settings)
     if not isinstance(address, HubAddress) or address.choice:
         raise ConfigError(f"{settings.source('model')}: a repository is needed, as in hf:owner/repo")
-    limit, found = room(LoadOptions()), offered_models(address, offline=settings["offline"])
+    limit, found = room_here(settings), offered_models(address, offline=settings["offline"])
     if settings["json"]:
         print(json.dumps([_offered_document(each, limit) for each in found], ensure_ascii=False))
     else:
