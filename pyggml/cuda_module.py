@@ -44,8 +44,8 @@ def are_graphs_on() -> bool:
 
 
 def are_kernels_on() -> bool:
-    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is 1, or all for more of them."""
-    return os.environ.get("PYGGML_FUSED", "0").strip().lower() in ("1", "on", "yes", "true", "all")
+    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is not off."""
+    return os.environ.get("PYGGML_FUSED", "1").strip().lower() not in ("0", "off", "no", "false")
 
 
 def why() -> Any:

@@ -71,7 +71,7 @@ class Graph(Definition):
 
     @property
     def n_fused(self) -> int:
-        """Runs of nodes that our own CUDA kernels compute as one; only PYGGML_FUSED=1 lets them."""
+        """Runs of nodes that our own CUDA kernels compute as one; none with PYGGML_FUSED=0."""
         return 0 if self._layout is None else self._layout.n_fused
 
     @property

@@ -110,8 +110,9 @@ def test_a_run_ends_where_it_is_told() -> None:
         (Case("normed"), True),
         (Case("normed", type="q4_0"), False),
         (Case("normed", n=2), False),
-        (Case("normed", n=2, k=64, rows=8192), True),
-        (Case("normed-gate", n=8, k=64, rows=4096), True),
+        (Case("normed", n=2, k=64, rows=8192), False),
+        (Case("normed", n=2, k=256, rows=8192, type="q4_k"), True),
+        (Case("normed-gate", n=8, k=256, rows=4096, type="q6_k"), True),
     ],
     ids=str,
 )

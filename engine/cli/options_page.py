@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
     "PYGGML_PARALLEL_RANKS": "`0`, for diagnosis: ranks compute one at a time",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
-    "PYGGML_FUSED": "`1`: runs of small operations on CUDA cards may become kernels of our own; off by default",
+    "PYGGML_FUSED": "`0`: runs of small operations on CUDA cards stay ggml's kernels; else they become our own where it pays",
     "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
 }
 

@@ -147,13 +147,15 @@ static bool is_measured(const struct ggml_tensor * w) {
 static bool pays(const pg_fused_products * p, bool has_heads) {
     const int64_t n_columns = p->x->ne[1];
     int64_t n_rows = 0;
+    bool is_packed = true;  // so that unpacking weights is a good part of the work
     for (int i = 0; i < p->n_products; i++) {
         n_rows += p->product[i].weight->ne[1];
+        is_packed &= p->product[i].weight->type != GGML_TYPE_Q8_0;
         if (!is_measured(p->product[i].weight)) {
             return false;
         }
     }
-    return n_columns == 1 || n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4);
+    return n_columns == 1 || (is_packed && (n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4)));
 }
 
 // [add,] rms_norm, mul, or none of them; the tensor that the products read.

@@ -51,6 +51,9 @@ typedef struct {
 typedef struct {
     int n_nodes;
     bool has_heads;
+    // Whether a launch of ours comes next, which may start while this one still runs. ggml's attention, started so, was seen
+    // to read rows of the cache before they were written.
+    bool is_before_ours;
     pg_fused_products products;
     pg_fused_heads heads;
 } pg_fused;

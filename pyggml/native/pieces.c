@@ -31,7 +31,14 @@ static bool add_plain(pg_pieces * pieces, int first, int stop) {
     return piece != NULL;
 }
 
+static void tell_followers(pg_pieces * pieces, int first_piece) {
+    for (int i = first_piece; i + 1 < pieces->n; i++) {
+        pieces->items[i].fused.is_before_ours = pieces->items[i].is_fused && pieces->items[i + 1].is_fused;
+    }
+}
+
 bool pg_pieces_add(pg_pieces * pieces, int first, int stop) {
+    const int first_piece = pieces->n;
     int plain = first;
     for (int i = first; i < stop;) {
         pg_fused fused;
@@ -50,7 +57,11 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop) {
         piece->fused = fused;
         plain = i += n;
     }
-    return add_plain(pieces, plain, stop);
+    if (!add_plain(pieces, plain, stop)) {
+        return false;
+    }
+    tell_followers(pieces, first_piece);
+    return true;
 }
 
 void pg_pieces_free(pg_pieces * pieces) {

@@ -178,6 +178,7 @@ cudaError_t launch_types(const pg_fused_products & of, const products & all, con
             }
         }
         p.in.sum = n_left == 0 ? all.in.sum : nullptr;
+        p.lets_next_start = n_left > 0 || all.lets_next_start;
         if (const cudaError_t status = launch(p, weight->type, card, stream); status != cudaSuccess) {
             return status;
         }
@@ -197,9 +198,15 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
         !find_workspace(where, fused.has_heads ? results_size(fused.products) : 0, space, why)) {
         return false;
     }
-    const products p = describe(fused.products, space);
+    products p = describe(fused.products, space);
+    p.lets_next_start = fused.has_heads || fused.is_before_ours;
     if (!why.passed(launch_types(fused.products, p, facts_of(where.card).card, where.stream), "launching products")) {
         return false;
     }
-    return !fused.has_heads || why.passed(launch_heads(describe(fused.heads, p), where.stream), "launching heads");
+    if (!fused.has_heads) {
+        return true;
+    }
+    heads h = describe(fused.heads, p);
+    h.lets_next_start = fused.is_before_ours;
+    return why.passed(launch_heads(h, where.stream), "launching heads");
 }
