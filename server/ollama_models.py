@@ -11,7 +11,8 @@ import msgspec
 
 # Whose API this is, by whose number clients tell what they may ask for.
 OLLAMA_VERSION = "0.12.11"
-CAPABILITIES = {"completion": "completion", "tools": "tools", "reasoning": "thinking", "embedding": "embedding"}
+# Not embedding, although /api/embed works: clients take a model that has it for one that cannot answer.
+CAPABILITIES = {"completion": "completion", "tools": "tools", "reasoning": "thinking"}
 NEVER = "9999-12-31T23:59:59Z"
 
 

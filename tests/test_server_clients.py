@@ -203,6 +203,18 @@ def test_litellm_chat_and_stream(litellm: Any, asked: dict[str, Any]) -> None:
     assert "4" in whole and streamed == whole
 
 
+@pytest.mark.parametrize("provider", ["anthropic", "ollama_chat", "ollama"])
+@pytest.mark.filterwarnings("ignore")
+def test_litellm_in_the_words_of_others(
+    litellm: Any, server: ServerProcess, asked: dict[str, Any], provider: str
+) -> None:
+    asked |= {"model": f"{provider}/smol", "api_base": server.url}
+    whole = litellm.completion(**asked)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**asked, stream=True))
+    assert "4" in whole.choices[0].message.content and streamed == whole.choices[0].message.content
+    assert whole.usage.prompt_tokens > 30 and whole.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_litellm_schema(litellm: Any, asked: dict[str, Any]) -> None:
     reply = litellm.completion(**asked | {"max_tokens": 100}, response_format=FORMAT)
