@@ -34,7 +34,8 @@ def cache_dir() -> Path:
 def find_model(
     name: str | os.PathLike[str], room: Callable[[], Room] | None = None, *, offline: bool = False
 ) -> Path:
-    """The path of a model's first file. One that lies elsewhere is fetched, by default as large as fits the room.
+    """The path of a model's first file. One that lies elsewhere is fetched, by default as large as
+    fits the room, which is that of the device that would be used.
 
     Raises ConfigError for a name that is no file, packaged model or address, with what to install, and DownloadError
     for what could not be fetched.
@@ -43,7 +44,7 @@ def find_model(
         from .downloads.fetching import fetch
         from .downloads.model_address import model_address
 
-        return fetch(model_address(name), room, offline=offline).paths[0]
+        return fetch(model_address(name), room or _default_room, offline=offline).paths[0]
     if isinstance(name, str) and name in PACKAGED and not os.path.exists(name):
         return _packaged(name)
     path = Path(name).expanduser()
@@ -57,6 +58,13 @@ def find_model(
         hint = f"; it holds {', '.join(inside[:3])}" if inside else ""
         raise ConfigError(f"{path} is a folder; name a .gguf file{hint}")
     return path
+
+
+def _default_room() -> Room:
+    from .load_options import LoadOptions
+    from .room import room
+
+    return room(LoadOptions())
 
 
 def _packaged(name: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -166,6 +167,7 @@ class FakeHub:
         return response
 
 
+@functools.cache
 def sha256(content: bytes) -> str:
     """The SHA-256 as digits."""
     return hashlib.sha256(content).hexdigest()

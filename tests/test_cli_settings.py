@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyggml.engine import ConfigError
 from pyggml.engine.cli.commands import COMMANDS
 from pyggml.engine.cli.options import OPTIONS, options_of
+from pyggml.engine.cli.options_page import page
 from pyggml.engine.cli.parser import make_parser, parse
 from pyggml.engine.cli.settings import Settings, settle
 from pyggml.engine.placement import MIN_CTX
@@ -62,6 +65,12 @@ def test_what_overrides_a_file_is_noticed(file: Any) -> None:
     assert settings.notices == [f"PYGGML_CTX overrides {path}: ctx", f"--batch overrides {path}: batch"]
 
 
+def test_what_is_said_twice_alike_is_not_noticed(file: Any) -> None:
+    path = file('{"batch": 100, "device": "cpu"}')
+    settings = settled("--config", path, "--batch", "100", "--device", "cpu,cpu")
+    assert settings.notices == [f"--device overrides {path}: device"]
+
+
 def test_repeatable_options_add_up(file: Any) -> None:
     path = file('{"stop": ["a", "b"]}')
     settings = settled("--config", path, "--stop", "d", "--stop", "e", environ={"PYGGML_STOP": "c"})
@@ -91,6 +100,67 @@ def test_repeatable_options_add_up(file: Any) -> None:
 )
 def test_values_of_a_file(content: str, name: str, expected: object, file: Any) -> None:
     assert settled("--config", file(content))[name] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected"),
+    [
+        ('{"model": "${FOLDER}/m.gguf"}', "model", "/env/m.gguf"),
+        ('{"variables": {"FOLDER": "/own"}, "model": "${FOLDER}/m.gguf"}', "model", "/own/m.gguf"),
+        ('{"model": "${FOLDER}/m.gguf", "variables": {"FOLDER": "/own"}}', "model", "/own/m.gguf"),
+        ('{"model": "${NONE:-/else}/m.gguf"}', "model", "/else/m.gguf"),
+        ('{"model": "${EMPTY:-/else}/m.gguf"}', "model", "/else/m.gguf"),
+        ('{"model": "a${EMPTY}b"}', "model", "ab"),
+        ('{"model": "${NONE:-}b"}', "model", "b"),
+        ('{"model": "${FOLDER:-/else}/m.gguf"}', "model", "/env/m.gguf"),
+        ('{"variables": {"a": "${b}/x", "b": "${FOLDER}/y"}, "model": "${a}"}', "model", "/env/y/x"),
+        ('{"variables": {"n": 128}, "ctx": "${n}"}', "ctx", 128),
+        ('{"ctx": "${NONE:-256}"}', "ctx", 256),
+        ('{"variables": {"on": true}, "raw": "${on}"}', "raw", True),
+        ('{"raw": "${NONE:-no}"}', "raw", False),
+        ('{"stop": ["${FOLDER}", "b"]}', "stop", ["/env", "b"]),
+        ('{"logit-bias": {"5": "${NONE:--1}"}}', "logit-bias", [(5, -1.0)]),
+        ('{"system": "costs $5, $${FOLDER} and {x}$"}', "system", "costs $5, ${FOLDER} and {x}$"),
+        ('{"system": "\u0024{FOLDER}"}', "system", "/env"),
+        ('{"n-gen": "${NONE}"}', "ctx", None),  # of another command
+    ],
+)
+def test_variables_of_a_file(content: str, name: str, expected: object, file: Any) -> None:
+    assert settled("--config", file(content), environ={"FOLDER": "/env", "EMPTY": ""})[name] == expected
+
+
+def test_variables_of_a_file_hold_for_later_ones_which_may_replace_them(file: Any) -> None:
+    first = file('{"variables": {"a": "1", "b": "2"}, "stop": "${a}${b}"}')
+    later = file('{"variables": {"b": "3"}, "stop": "${a}${b}"}', "later.json")
+    assert settled("--config", first, "--config", later)["stop"] == ["12", "13"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": "${NONE}"}', "c.json: model: ${NONE} is neither in \"variables\" nor in the environment"),
+        (
+            '{"variables": {"a": "${b}", "b": "${a}"}, "model": "${a}"}',
+            "c.json: model: variables come round in a circle: a -> b -> a",
+        ),
+        ('{"variables": {"a": "${a}"}, "model": "${a}"}', "circle: a -> a"),
+        ('{"model": "${A-b}"}', "c.json: model: '${A-b}' is no variable; the forms are ${NAME} and ${NAME:-fallback}"),
+        ('{"model": "${A"}', "'${A' is no variable"),
+        ('{"model": "${A:-${B}}"}', "is no variable"),
+        ('{"variables": ["a"]}', "c.json: variables: an object is needed"),
+        ('{"variables": {"a-b": "1"}}', "'a-b' is no name of a variable"),
+        ('{"variables": {"a": null}}', "a needs a text, a number, true or false"),
+        ('{"raw": "yes"}', "true or false is needed"),
+        ('{"raw": "${NONE:-maybe}"}', "c.json: raw is 'maybe': true or false is needed"),
+        ('{"ctx": "${NONE:-many}"}', "c.json: ctx is 'many': a whole number is needed"),
+        ('{"variables": {}, "variable": {}}', "c.json: variable: there is no such option"),
+        ('{"devise": "cpu"}', "c.json: devise: there is no such option; did you mean device?"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_file_and_key(content: str, message: str, file: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled("--config", file(content))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["[64, 128]", '"64,128"'])
@@ -135,6 +205,13 @@ def test_the_smallest_context_is_that_of_the_engine() -> None:
     assert read(str(MIN_CTX)) == MIN_CTX
     with pytest.raises(ValueError, match=f"at least {MIN_CTX}"):
         read(str(MIN_CTX - 1))
+
+
+def test_the_file_that_the_page_of_options_shows_is_read(file: Any) -> None:
+    (example,) = re.findall(r"^```json\n(.*?)^```$", page(OPTIONS), re.MULTILINE | re.DOTALL)
+    settings = settled("--config", file(example), environ={"CTX": "4096"})
+    names = ("model", "device", "tp", "ctx", "stop")
+    assert [settings[name] for name in names] == ["/models/model.gguf", "cuda:0,cuda:1", 2, 4096, ["###"]]
 
 
 def test_every_example_is_valid() -> None:

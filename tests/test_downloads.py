@@ -380,7 +380,19 @@ def test_the_hub_cannot_put_a_file_elsewhere(hub: FakeHub, tmp_path: Path) -> No
     assert not list(tmp_path.glob("**/m-F16.gguf"))
 
 
-def test_llm_takes_a_name_of_the_hub(hub: FakeHub, tiny: Callable[..., Path]) -> None:
-    hub.repos["o/tiny"] = {"tiny-Q8_0.gguf": tiny("llama", quant="Q8_0").read_bytes()}
-    with LLM("hf:o/tiny", device="cpu", ctx=64, parallel=1) as llm:
-        assert llm.generate(["a"], max_tokens=1)[0].text is not None
+@pytest.mark.parametrize("name", ["hf:o/tiny", "hf:o/tiny:Q8_0", "URL/files/SHARD"])
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_llm_takes_a_model_that_lies_elsewhere(
+    name: str, n_shards: int, hub: FakeHub, tiny: Callable[..., Path]
+) -> None:
+    first = tiny("llama", quant="Q8_0", n_shards=n_shards)
+    stem = first.name.removesuffix(".gguf").removesuffix("-00001-of-00003")
+    files = sorted(first.parent.glob(f"{stem}*.gguf"))
+    names = [path.name.replace(stem, "m-Q8_0") for path in files]
+    assert len(files) == n_shards
+    hub.repos["o/tiny"] = {each: path.read_bytes() for each, path in zip(names, files)}
+    hub.files = hub.repos["o/tiny"]
+    with LLM(first, device="cpu", ctx=64, parallel=1) as llm:
+        expected = llm.generate("a", max_tokens=8, temperature=0)
+    with LLM(name.replace("URL", hub.url).replace("SHARD", names[-1]), device="cpu", ctx=64, parallel=1) as llm:
+        assert llm.generate("a", max_tokens=8, temperature=0) == expected

@@ -14,12 +14,12 @@ from ..errors import ConfigError
 
 _STRING = r'"(?:\\.|[^"\\])*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
-_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"{_STRING}|[{{\[]\s*,|,(?=\s*[}}\]])", re.DOTALL)
 
 
 def _blanked(match: re.Match[str]) -> str:
     found = match[0]
-    return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)
+    return found if found.startswith(('"', "{", "[")) else re.sub(r"[^\n]", " ", found)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,22 @@ name is the key (`{"model": "model.gguf", "ctx": 8192, "stop": ["###"]}`). The c
 the environment over files, later files over earlier ones; options that may be given several times add up instead.
 A switch `--x` has an opposite `--no-x`, and is `true` or `false` in a file; in the environment also `1` and `0`.
 Files may hold comments (`//` and `/* */`) and commas before a closing bracket; `null` is as if the key were absent.
-A key that no command knows is refused; one that is another command's is left to it: one file may serve several.
+A key that no command knows is refused; one that is another command's is left to it: one file may serve several. Where
+the command line or the environment gives another value than a file, one line says so.
+
+`${NAME}` in a text stands for a variable, `${NAME:-fallback}` for one that may be unset or empty. Variables are those
+of `variables`, in this file or an earlier one, and then the environment's. `$${` is a plain `${`.
+
+```json
+{
+    "variables": {"folder": "${MODELS:-/models}"},
+    "model": "${folder}/model.gguf",   // or "hf:owner/repo:Q4_K_M"
+    "device": "cuda:0,cuda:1",
+    "tp": 2,
+    "ctx": "${CTX:-8192}",
+    "stop": ["###"],                   /* a list: the option may be given several times */
+}
+```
 """
 
 # What the library underneath reads, in scripts too.

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from .config_file import read_config
 from .option import Option
 from .options import NAMES
+from .variables import Filled, Variables
 
 
 class Settings:
@@ -59,11 +60,12 @@ class Settings:
         self._sources[name] = source
 
     def replace(self, name: str, text: str, source: str) -> None:
-        """As take(), with a notice when a value of a file gives way."""
-        before = self._sources.get(name, "")
-        if before.endswith(f": {name}") and not self._options[name].repeatable:
-            self.notices.append(f"{source} overrides {before}")
+        """As take(), with a notice when a value of a file gives way to another one."""
+        before, value = self._sources.get(name, ""), self._values.get(name)
         self.take(name, text, source)
+        is_other = value != self._values[name] and not self._options[name].repeatable
+        if is_other and before.endswith(f": {name}"):
+            self.notices.append(f"{source} overrides {before}")
 
 
 def _shown(text: str) -> str:
@@ -80,7 +82,7 @@ def _texts(option: Option, value: Any, source: str) -> Iterator[str]:
     """The texts of a JSON value: none, one, or several of a list."""
     if value is None:
         return
-    if option.kind.is_flag:
+    if option.kind.is_flag and not isinstance(value, Filled):
         if not isinstance(value, bool):
             raise ConfigError(f"{source} is {_shown(json.dumps(value))}: true or false is needed")
         yield "true" if value else "false"
@@ -100,13 +102,15 @@ def _text(value: Any, source: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _read_file(settings: Settings, options: Mapping[str, Option], path: str) -> None:
-    for key, value in read_config(path).items():
+def _read_file(settings: Settings, options: Mapping[str, Option], path: str, variables: Variables) -> None:
+    table = read_config(path)
+    variables.add(table.pop("variables", {}), f"{path}: variables")
+    for key, value in table.items():
         source = f"{path}: {key}"
         if key not in NAMES or key == "config":
             raise ConfigError(f"{source}: there is no such option{nearest(key, NAMES)}")
         if key in options:
-            for text in _texts(options[key], value, source):
+            for text in _texts(options[key], variables.fill(value, source), source):
                 settings.take(key, text, source)
 
 
@@ -125,8 +129,9 @@ def settle(
         name: environ[o.environment] for name, o in options.items() if environ.get(o.environment)
     }
     files = [from_environment["config"]] if "config" in from_environment else []
+    variables = Variables(environ)
     for path in files + [text for text, _ in given.get("config", [])]:
-        _read_file(settings, options, path)
+        _read_file(settings, options, path, variables)
     for name, text in from_environment.items():
         settings.replace(name, text, options[name].environment)
     for name, texts in given.items():
