@@ -76,6 +76,8 @@ def _works(options: LoadOptions, n_replicas: int, listed: Sequence[gg.Device]) -
         return f"--device {','.join([listed[0].name] * needed)}"
     if n % n_ranks == 0:
         return f"--dp {n // n_ranks}"
+    if n == n_replicas:
+        return f"--dp {n_replicas} without --{'tp' if options.tp else 'layer-split'}"
     if n % n_replicas == 0:
         return f"--dp {n_replicas} with --tp {n // n_replicas} or --layer-split {n // n_replicas}"
     return f"a list of {needed}"

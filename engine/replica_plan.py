@@ -64,7 +64,9 @@ def plan_replicas(model: Model, options: Sequence[LoadOptions]) -> ReplicaPlan:
         try:
             found.append(arrange(facts, own, at, lambda machine=machine: list(machine.values())))  # type: ignore[misc]
         except ConfigError as error:
-            raise ConfigError(f"replica {number} ({own.device}): {error}") from error
+            # Remedies repeat the replica's own devices, which are not the list that was asked for.
+            said = str(error).replace(f"--device {own.device} ", "")
+            raise ConfigError(f"replica {number} ({own.device}): {said}") from error
     return ReplicaPlan(facts, tuple(found))
 
 

@@ -239,7 +239,7 @@ def test_each_pair_of_cards_has_its_class_and_nodes(
     report = PlanReport("a model", "m.gguf", model, 512, found, (), cards)
     assert f"cuda:0 and cuda:1: by PCIe {told}" in list(report.lines())
     assert report.advice.startswith("--tp 2 is fastest for a token: ")
-    assert report.advice.endswith("; for many requests 2 copies, each on its own GPU, need no links")
+    assert report.advice.endswith("; for many requests --dp 2, a copy on each GPU, needs no links")
 
 
 # Measurements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 
 import pyggml as gg
 
@@ -16,6 +17,8 @@ from ..load_options import LoadOptions
 from ..loading import model_facts
 from ..model import Model
 from ..outlook import fastest, outlook, ways
+from ..replica_options import replica_options
+from ..replica_plan import plan_replicas, replica_devices
 from .loading import load_options, open_model, warn_of_unused_gpus
 from .plan_report import PlanReport
 from .settings import Settings
@@ -24,9 +27,11 @@ from .settings import Settings
 def plan(settings: Settings) -> int:
     """Print what would be placed where; no weight is read."""
     options = load_options(settings, ctx=settings["ctx"], parallel=settings["parallel"])
+    replicas = replica_options(options, settings["dp"])
     with contextlib.closing(open_model(settings)) as model:
         warn_of_unused_gpus(settings)
-        report = _report(settings, model, options)
+        of_one = len(replicas) == 1
+        report = _report(settings, model, options) if of_one else _replicas_report(settings, model, replicas)
         if settings["json"]:
             print(json.dumps(report.to_dict(), ensure_ascii=False))
         else:
@@ -73,6 +78,29 @@ def _report(settings: Settings, model: Model, options: LoadOptions) -> PlanRepor
     report.options = arranged.options.text
     report.placed = placements(facts, arranged.deal.demands, taken, arranged.n_ctx)
     report.notes = (arranged.deal.title, *arranged.notes)
+    return report
+
+
+def _replicas_report(settings: Settings, model: Model, replicas: Sequence[LoadOptions]) -> PlanReport:
+    """Every replica as it would lie and do by itself, with the memory that is its own."""
+    facts = model_facts(model)
+    report = PlanReport(
+        name=model.name,
+        path=str(model.path),
+        facts=facts,
+        n_prompt=settings["n-prompt"],
+        outlooks=[
+            outlook(facts, own, devices, n_prompt=settings["n-prompt"], is_measured=settings["measure"])
+            for own, devices in zip(replicas, replica_devices(model, replicas))
+        ],
+        degrees=valid_degrees(facts.hp, facts.rows, facts.types, expert_split=replicas[0].expert_split),
+        devices=list(dict.fromkeys(device for own in replicas for device in own.devices())),
+        n_replicas=len(replicas),
+    )
+    try:
+        report.replicas = plan_replicas(model, replicas)
+    except ConfigError as error:
+        report.refusal = str(error)
     return report
 
 

@@ -14,6 +14,7 @@ from ..demand import ModelFacts, layer_sizes
 from ..outlook import Outlook
 from ..placement import Placements
 from ..prediction import Mode, Prediction, advice
+from ..replica_plan import ReplicaPlan
 from ..topology import CLASSES, Seat, between, seat
 from .table import render
 from .terminal import one_line, printable
@@ -22,7 +23,10 @@ from .units import shown_bytes, shown_fine_seconds
 
 @dataclass
 class PlanReport:
-    """`placed` is None where what was asked for does not fit; `refusal` then says why."""
+    """`placed` is None where what was asked for does not fit; `refusal` then says why.
+
+    Of several replicas `outlooks` has one for each, and `replicas` takes the place of `placed`.
+    """
 
     name: str
     path: str
@@ -35,6 +39,8 @@ class PlanReport:
     placed: Placements | None = None
     notes: tuple[str, ...] = ()
     refusal: str = ""
+    n_replicas: int = 1
+    replicas: ReplicaPlan | None = None
 
     def lines(self) -> Iterator[str]:
         """Everything, for people."""
@@ -49,16 +55,28 @@ class PlanReport:
         if self.placed is not None:
             yield from (printable(line) for line in self.notes)
             yield printable(str(self.placed))
+        yield from self._replica_lines()
         yield self.advice
+
+    def _replica_lines(self) -> Iterator[str]:
+        """Where each replica would lie, and why."""
+        if self.replicas is None:
+            return
+        for number, (arranged, placed) in enumerate(zip(self.replicas.replicas, self.replicas.placements)):
+            yield f"replica {number}: {printable('; '.join((arranged.deal.title, *arranged.notes)))}"
+            yield printable(str(placed))
 
     @property
     def advice(self) -> str:
         """Which options to take, from the predictions."""
+        if self.n_replicas > 1:
+            n_ctx = "" if self.replicas is None else f" of {self.replicas.n_ctx} tokens"
+            return f"{self.n_replicas} replicas answer beside each other; a request{n_ctx} is one replica's alone"
         fitting = {_key(o): o.prediction for o in self.outlooks if o.is_fitting and o.prediction is not None}
         found = advice(fitting)
         n = len({d.bus_id for d in self.devices if d.kind == "gpu"})
         if n > 1 and "" in fitting:
-            found += f"; for many requests {n} copies, each on its own GPU, need no links"
+            found += f"; for many requests --dp {n}, a copy on each GPU, needs no links"
         return found
 
     def _pair_lines(self) -> Iterator[str]:
@@ -90,7 +108,10 @@ class PlanReport:
 
     def _table(self) -> str:
         header = ("options", "fullest device", "context", "largest", "a token", f"prompt of {self.n_prompt}", "")
-        return render([self._row(o) for o in self.outlooks], header=header, right=(1, 2, 3, 4, 5))
+        rows = [self._row(o) for o in self.outlooks]
+        if self.n_replicas > 1:
+            rows = [(f"replica {number}: {row[0]}", *row[1:]) for number, row in enumerate(rows)]
+        return render(rows, header=header, right=(1, 2, 3, 4, 5))
 
     def _row(self, o: Outlook) -> tuple[str, ...]:
         if o.placements is None:
@@ -116,10 +137,22 @@ class PlanReport:
             "modes": [_mode(o) for o in self.outlooks],
             "options": self.options,
             "placement": None if self.placed is None else self.placed.to_dict(),
+            "replicas": [] if self.replicas is None else _replicas(self.replicas),
             "notes": list(self.notes),
             "advice": self.advice,
             "refusal": self.refusal or None,
         }
+
+
+def _replicas(plan: ReplicaPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "options": options.text,
+            "notes": [arranged.deal.title, *arranged.notes],
+            "placement": placed.to_dict(),
+        }
+        for options, arranged, placed in zip(plan.options, plan.replicas, plan.placements)
+    ]
 
 
 def _key(o: Outlook) -> str:
