@@ -30,6 +30,7 @@ from .messages import (
     Broken,
     Cancel,
     Chat,
+    Condition,
     Detokenize,
     Done,
     Echo,
@@ -89,6 +90,7 @@ class Answering:
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: dict[int, Job] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._is_rebuilding = False
         self._fault: asyncio.Future[Broken] = asyncio.get_running_loop().create_future()
 
     async def fault(self) -> Broken:
@@ -113,8 +115,7 @@ class Answering:
                 self._begin(message.id, lambda: Done(message.id, asdict(self._llm.status())))
 
     def _begin_job(self, asked: Generate | Embed) -> None:
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.ensure_future(self._watch())
+        self._keep_watching()
         job = self._jobs[asked.id] = Job()
         if isinstance(asked, Generate):
             self._begin(asked.id, lambda: self._generate(asked, job))
@@ -149,16 +150,28 @@ class Answering:
             broken = Broken(f"the engine has failed ({type(error).__name__}: {error})")
         else:
             if status.state not in ("failed", "closed"):
+                self._fault.get_loop().call_soon_threadsafe(self._tell_condition, status.state == "rebuilding")
                 return
             reason = f"the engine has failed: {status.fault or 'it has ended'}"
             broken = Broken(reason, is_final=status.is_device_lost)
         self._fault.get_loop().call_soon_threadsafe(self._set_fault, broken)
 
+    def _tell_condition(self, is_rebuilding: bool) -> None:
+        if is_rebuilding != self._is_rebuilding:
+            self._is_rebuilding = is_rebuilding
+            self._outbox.put(Condition(is_rebuilding))
+        if is_rebuilding:
+            self._keep_watching()
+
+    def _keep_watching(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+
     async def _watch(self) -> None:
-        """While requests are open, look whether the engine still is: one that broke badly tells nobody."""
+        """While requests are open or ranks are built, look how the engine is: one that broke badly tells nobody."""
         while True:
             await asyncio.sleep(WATCH_S)
-            if not self._jobs:
+            if not self._jobs and not self._is_rebuilding:
                 return
             self._look_for_fault()
 

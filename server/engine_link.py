@@ -22,6 +22,7 @@ from .messages import (
     Accepted,
     Broken,
     Cancel,
+    Condition,
     Done,
     Failed,
     FromEngine,
@@ -72,6 +73,7 @@ class EngineLink:
         self.state = State.LOADING
         self.reason = ""
         self.progress = 0.0
+        self.is_rebuilding = False
         self.facts: dict[str, Any] = {}
         self.last_piece_s = 0.0
         self.n_restarts = 0
@@ -108,7 +110,7 @@ class EngineLink:
     async def _run_once(self) -> Broken | None:
         """One life of the process; what it said about its end."""
         broken: Broken | None = None
-        self.state, self.progress = State.LOADING, 0.0
+        self.state, self.progress, self.is_rebuilding = State.LOADING, 0.0, False
         try:
             process = self._process = await EngineProcess.start()
         except OSError as error:
@@ -150,6 +152,8 @@ class EngineLink:
             case Ready():
                 self.facts, self.state, self.reason, self._was_ready = message.facts, State.READY, "", True
                 self._on_ready(message.facts)
+            case Condition():
+                self.is_rebuilding = message.is_rebuilding
             case Progress():
                 self.progress = message.done_bytes / max(1, message.total_bytes)
             case Broken():

@@ -128,6 +128,12 @@ class Broken(Message):
     is_final: bool = False
 
 
+class Condition(Message):
+    """The engine's state has changed: `is_rebuilding` while it builds its ranks again after a fault."""
+
+    is_rebuilding: bool
+
+
 class TokenScore(msgspec.Struct, array_like=True):
     """A token, its bytes, its log-probability (None for the first of a prompt) and the likeliest at its place."""
 
@@ -206,7 +212,7 @@ class Failed(Message):
     message: str
 
 
-FromEngine = Progress | Ready | Broken | Accepted | Piece | Done | Failed
+FromEngine = Progress | Ready | Broken | Condition | Accepted | Piece | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(list[ToEngine])

@@ -124,6 +124,12 @@ class Replicas:
         return [replica for replica in self.all if replica.link.state is State.READY]
 
     @property
+    def _able(self) -> list[Replica]:
+        """Those that can begin an answer now; while all build their ranks again, all that answer."""
+        ready = self.ready
+        return [replica for replica in ready if not replica.link.is_rebuilding] or ready
+
+    @property
     def state(self) -> State:
         """READY while one is; the state of an only one."""
         states = [replica.link.state for replica in self.all]
@@ -167,7 +173,7 @@ class Replicas:
         """Start an answer on the replica that is best for it. Raises Unavailable, BadRequest."""
         if self.is_one:
             return self.all[0].link.generate(asked)
-        ready = self.ready
+        ready = self._able
         if not ready:
             raise self.unavailable()
         data = prompt_bytes(asked)
@@ -198,7 +204,7 @@ class Replicas:
 
     async def call(self, make: Callable[[int], Message]) -> Any:
         """Send what `make` gives for a new id to the replica with least to do, and wait. Raises ApiError."""
-        ready = self.ready
+        ready = self._able
         if not ready:
             raise self.unavailable()
         return await min(ready, key=lambda replica: self._cost(replica, 0)).link.call(make)

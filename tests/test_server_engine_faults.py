@@ -16,6 +16,7 @@ from pyggml.server.messages import (
     Accepted,
     Broken,
     Cancel,
+    Condition,
     Failed,
     Generate,
     Load,
@@ -105,6 +106,21 @@ async def test_a_request_that_is_cancelled_before_it_was_handed_over_is_cancelle
     work.take(ASKED)
     work.take(Cancel(7))
     await until(lambda: llm.cancelled == 1)
+
+
+async def test_the_front_hears_when_ranks_are_built_again_and_when_they_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "WATCH_S", 0.01)
+    status = SimpleNamespace(state="rebuilding", fault="a rank was late")
+    llm = BrokenLLM(status)
+    work, sent = started(llm)
+    work.take(ASKED)
+    await until(lambda: any(isinstance(m, Accepted) for m in sent))
+    llm.emit(Delta("", finish_reason=FinishReason.ERROR, error=GenerationError("a rank was late")))
+    await until(lambda: Condition(True) in sent)
+    status.state = "ready"  # though no request is open any more
+    await until(lambda: Condition(False) in sent)
 
 
 class Life:

@@ -52,11 +52,16 @@ function drawFacts(pairs) {
   }
 }
 
+// What belongs to one of several replicas has its number before it.
+function numbered(item, name) {
+  return item.replica === undefined ? `${name}` : `${item.replica}: ${name}`;
+}
+
 function drawSlots(engine) {
   byId("slots").replaceChildren(...engine.slots.map((slot) => {
     const isFree = slot.state === "free";
     const n = isFree ? slot.n_held : slot.n_past;
-    return row(`${slot.slot}`, bar([[isFree ? "held" : slot.state, n / engine.n_ctx]]), isFree ? `${n} kept` : `${slot.state} ${n}`);
+    return row(numbered(slot, slot.slot), bar([[isFree ? "held" : slot.state, n / engine.n_ctx]]), isFree ? `${n} kept` : `${slot.state} ${n}`);
   }));
 }
 
@@ -65,7 +70,7 @@ function drawRanks(plan) {
   const most = Math.max(1, ...sizes.map((parts) => parts.reduce((sum, [, n]) => sum + n, 0)));
   byId("ranks").replaceChildren(...plan.map((rank, index) => {
     const total = sizes[index].reduce((sum, [, n]) => sum + n, 0);
-    const made = row(rank.device, bar(sizes[index].map(([kind, n]) => [kind, n / most])), bytes(total));
+    const made = row(numbered(rank, rank.device), bar(sizes[index].map(([kind, n]) => [kind, n / most])), bytes(total));
     made.title = sizes[index].map(([kind, n]) => `${kind} ${bytes(n)}`).join(", ") + ` (${rank.description})`;
     return made;
   }));
@@ -87,7 +92,7 @@ function draw(status) {
   server.canChat = !status.capabilities.length || status.capabilities.includes("chat");
   server.canReason = status.capabilities.includes("reasoning");
   byId("thinking_label").hidden = !server.canReason;
-  const engine = status.engine;
+  const engine = status.engine, replicas = status.replicas;
   const prefix = engine && engine.prefix;
   const reused = prefix && prefix.n_prompt_tokens ? `${Math.round((100 * prefix.n_reused_tokens) / prefix.n_prompt_tokens)} % of prompts` : "";
   drawFacts([
@@ -98,6 +103,7 @@ function draw(status) {
     ["Speed now", engine ? speed(engine) : ""],
     ["Cache gave", reused],
     ["Transports", engine && engine.transports.length ? engine.transports.join(", ") : ""],
+    ["Replicas", replicas.length > 1 ? `${replicas.filter((one) => one.state === "ready").length} of ${replicas.length} answer` : ""],
     ["Restarts", status.n_restarts || ""],
     ["Why", status.reason],
   ]);
