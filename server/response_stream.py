@@ -35,7 +35,8 @@ class ResponseStream:
         self._request = request
         self._timeout_s = write_timeout_s
         self._ping = ping
-        self._response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+        headers = {"Content-Type": content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        self._response = web.StreamResponse(headers=headers)
         self._response.headers["X-Accel-Buffering"] = "no"
         self._writing_since: float | None = None
         self._written_s = 0.0

@@ -200,3 +200,8 @@ def test_no_reader_takes_a_character_for_the_end_of_a_line(serve: Serve) -> None
     for line in body.splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
             json.loads(line[6:])
+
+
+def test_proxies_are_told_not_to_gather_a_stream(serve: Serve) -> None:
+    headers = serve(LETTERS).chat("QQ", stream=True).headers
+    assert (headers["X-Accel-Buffering"], headers["Cache-Control"]) == ("no", "no-cache")
