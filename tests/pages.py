@@ -69,7 +69,7 @@ def lines_of(text: str) -> list[list[str]]:
 
 
 def without_environment(words: list[str]) -> list[str]:
-    """A command without sudo and without what is set for it alone. Raises LookupError for a name of ours that is none."""
+    """A command without sudo and what is set for it alone. Raises LookupError for a name of ours that is none."""
     while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in ("sudo", "env", "export")):
         name, is_set, _ = words[0].partition("=")
         if is_set and name.startswith("PYGGML_") and f"`{name}`" not in text_of("docs/options.md"):
