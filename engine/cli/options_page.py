@@ -22,7 +22,7 @@ the command line or the environment gives another value than a file, one line sa
 `${NAME}` in a text stands for a variable, `${NAME:-fallback}` for one that may be unset or empty. Variables are those
 of `variables`, in this file or an earlier one, and then the environment's. `$${` is a plain `${`.
 
-```json
+```json config
 {
     "variables": {"folder": "${MODELS:-/models}"},
     "model": "${folder}/model.gguf",   // or "hf:owner/repo:Q4_K_M"
@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
     "PYGGML_PARALLEL_RANKS": "`0`, for diagnosis: ranks compute one at a time",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
-    "PYGGML_FUSED": "`0`: runs of small operations on CUDA cards stay ggml's kernels; else they become our own where it pays",
+    "PYGGML_FUSED": "`0`: runs of small operations on CUDA cards stay ggml's; else they become ours where it pays",
     "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
 }
 
