@@ -37,7 +37,7 @@ class FakeHub:
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)  # of plain files
     tokens: dict[str, str] = field(default_factory=dict)  # repository -> the token that may read it
-    gated: set[str] = field(default_factory=set)
+    gated: set[str] = field(default_factory=set)  # repositories whose files are listed and not given
     commit: str = COMMIT
     break_after: dict[str, list[int]] = field(default_factory=dict)  # path -> bytes until each break
     wrong: set[str] = field(default_factory=set)  # paths whose content is not what was promised
@@ -94,8 +94,6 @@ class FakeHub:
     def _refusal(self, request: web.Request) -> web.Response | None:
         repo = f"{request.match_info['owner']}/{request.match_info['repo']}"
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if repo in self.gated:
-            return web.Response(status=403, headers={"X-Error-Code": "GatedRepo"})
         if repo not in self.repos or self.tokens.get(repo, token) != token:
             return web.Response(status=401, headers={"X-Error-Code": "RepoNotFound"})
         if request.match_info["revision"] not in ("main", self.commit):
@@ -119,6 +117,8 @@ class FakeHub:
         if refusal := self._refusal(request):
             return refusal
         repo, path = f"{request.match_info['owner']}/{request.match_info['repo']}", request.match_info["path"]
+        if repo in self.gated:
+            return web.Response(status=403, headers={"X-Error-Code": "GatedRepo"})
         content = self.repos[repo].get(path)
         if content is None:
             return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})

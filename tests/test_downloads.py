@@ -157,6 +157,15 @@ def test_a_disk_without_room_is_told_before_the_first_byte(
     assert fetched(f"hf:{NAME}:Q4_0").label == "Q4_0"  # 102,404 bytes
 
 
+@pytest.mark.parametrize("name", [f"hf:{NAME}:Q4_0", "URL/files/x.gguf"])
+def test_a_folder_that_cannot_be_written_is_told(name: str, hub: FakeHub, tmp_path: Path) -> None:
+    hub.files["x.gguf"] = ONE
+    for folder in ("hub", "cache"):
+        (tmp_path / folder).write_text("a file")
+    with pytest.raises(DownloadError, match=r"cannot be kept: .*/(hub|cache).*"):
+        fetched(name.replace("URL", hub.url))
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
@@ -178,7 +187,7 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_came(hub: FakeHub, tmp_path:
     ("name", "message"),
     [
         ("hf:o/none", "hf:o/none is not there, or is private; if it is private, set HF_TOKEN"),
-        ("hf:o/gated", "hf:o/gated is gated: ask for access on its page of the hub, and set HF_TOKEN"),
+        ("hf:o/gated", "o/gated/m-Q4_0.gguf is gated: ask for access on its page of the hub, and set HF_TOKEN"),
         ("hf:o/m@v9", "hf:o/m@v9 has no such revision"),
         ("hf:o/m:Q5_0", "hf:o/m has no Q5_0; did you mean Q8_0?; it has Q8_0, Q4_0"),
         ("hf:o/m:mmproj-F32.gguf", "hf:o/m has no mmproj-F32.gguf"),
@@ -187,12 +196,16 @@ def test_a_disk_that_fills_up_on_the_way_keeps_what_came(hub: FakeHub, tmp_path:
         ("URL/files/none.gguf", "none.gguf is not there (status 404)"),
     ],
 )
-def test_what_cannot_be_had_is_a_mistake_and_said_in_words(name: str, message: str, hub: FakeHub) -> None:
+def test_what_cannot_be_had_is_a_mistake_and_said_in_words(
+    name: str, message: str, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.repos["o/gated"] = {Q4: ONE}
     hub.gated.add("o/gated")
     hub.repos["o/words"] = {"README.md": b"#", "mmproj-F16.gguf": ONE}
     with pytest.raises(ConfigError) as caught:
         fetched(name.replace("URL", hub.url))
     assert message in str(caught.value)
+    assert all_files(tmp_path) == []
 
 
 def test_a_hub_that_is_not_reached_is_a_failure(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DownloadError
 from ..room import Room
 from . import hub, web
 from .model_address import Address, HubAddress, WebAddress
@@ -54,6 +54,13 @@ def fetch(
     offline = is_offline(offline)
     if is_anew and offline:
         raise ConfigError(f"{address} cannot be fetched: --offline or HF_HUB_OFFLINE says to ask no server")
+    try:
+        return _fetched(address, room, offline, is_anew)
+    except OSError as error:  # those of the network are DownloadErrors already
+        raise DownloadError(f"{address} cannot be kept: {error.filename or ''}: {error.strerror or error}") from error
+
+
+def _fetched(address: Address, room: Callable[[], Room] | None, offline: bool, is_anew: bool) -> Fetched:
     if isinstance(address, WebAddress):
         return _from_web(address, offline, is_anew)
     here = hub.stored(address)

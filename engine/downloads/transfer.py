@@ -74,7 +74,7 @@ class _Sink:
         if is_git:
             self.hash.update(f"blob {self._wanted.n_bytes}\0".encode())
 
-    def _count(self, chunk: bytes) -> None:
+    def _count(self, chunk: bytes | memoryview) -> None:
         self.hash.update(chunk)
         self.n_bytes += len(chunk)
         self._progress(self.n_bytes)
@@ -83,8 +83,9 @@ class _Sink:
         """Append."""
         rest = memoryview(chunk)
         while rest:  # an unbuffered file may take less than it is given
-            rest = rest[self._file.write(rest) :]
-        self._count(chunk)
+            n_written = self._file.write(rest)
+            self._count(rest[:n_written])
+            rest = rest[n_written:]
 
     def clear(self) -> None:
         """Drop everything."""
@@ -112,7 +113,12 @@ def transfer(wanted: Wanted, progress: Progress) -> str:
         sink = _Sink(file, wanted, progress)
         if wanted.n_bytes is not None and sink.n_bytes > wanted.n_bytes:
             sink.clear()
-        _receive(wanted, sink)
+        try:
+            _receive(wanted, sink)
+        except BaseException:
+            if not sink.n_bytes:
+                wanted.part.unlink(missing_ok=True)
+            raise
         _check(wanted, sink)
         os.fsync(file.fileno())
         os.replace(wanted.part, wanted.target)
