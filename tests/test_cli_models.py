@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_calls import Terminal, call, spawn
-from fake_hub import FakeHub
+from fake_hub import FakeHub, sha256
 from server_process import ServerProcess
 
 
@@ -163,6 +163,73 @@ def test_a_name_in_a_file_and_offline_in_the_environment(hub: FakeHub, tmp_path:
     assert (refused.returncode, "c.json: model: hf:o/tiny:Q8_0 is not on this disk" in refused.stderr) == (2, True)
     assert spawn(*arguments).returncode == 0
     assert spawn(*arguments, HF_HUB_OFFLINE="1").returncode == 0
+
+
+@pytest.fixture
+def option_file(hub: FakeHub, tmp_path: Path) -> Callable[..., Path]:
+    """Writes an option file whose model is to be fetched to `m.gguf`."""
+
+    def write(*urls: str, **others: object) -> Path:
+        path = tmp_path / "c.json"
+        model = {"path": str(tmp_path / "folder" / "m.gguf"), "urls": [hub.url + url for url in urls], **others}
+        path.write_text(json.dumps({"model": model}))
+        return path
+
+    return write
+
+
+def test_a_file_of_an_option_file_is_fetched_once(
+    hub: FakeHub, option_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = hub.files["tiny.gguf"]
+    config = option_file("/files/none.gguf", "/files/tiny.gguf", sha256=sha256(content).upper())
+    assert call(capsys, "inspect", "--config", config).status == 0
+    assert (tmp_path / "folder" / "m.gguf").read_bytes() == content
+    hub.asked.clear()
+    assert call(capsys, "inspect", "--config", config, "--offline").status == 0
+    assert hub.asked == []
+
+
+def test_a_file_that_the_command_line_replaces_is_not_fetched(
+    hub: FakeHub, option_file: Callable[..., Path], tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = option_file("/files/tiny.gguf")
+    result = call(capsys, "inspect", tiny("llama", quant="Q8_0"), "--config", config)
+    assert result.status == 0 and "MODEL overrides" in result.err
+    assert hub.asked == []
+
+
+def test_other_files_than_models_are_fetched_too(
+    hub: FakeHub, tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files["t.jinja"] = b"{{ messages[0].content }}"
+    template = {"path": str(tmp_path / "t.jinja"), "urls": [f"{hub.url}/files/t.jinja"]}
+    (tmp_path / "c.json").write_text(json.dumps({"chat-template": template, "device": "cpu"}))
+    result = call(capsys, "run", tiny("llama", quant="Q8_0"), "hi", "-n", "1", "--config", tmp_path / "c.json")
+    assert result.status == 0, result.err
+    assert (tmp_path / "t.jinja").read_bytes() == hub.files["t.jinja"]
+
+
+@pytest.mark.parametrize(
+    ("urls", "others", "status", "message"),
+    [
+        (("/files/a.gguf", "/files/b.gguf"), {}, 1, "m.gguf could not be fetched: .*a.gguf is not there.*; .*b.gguf is"),
+        (("/files/tiny.gguf",), {"sha256": "a" * 64}, 1, f"tiny.gguf has the SHA-256 .* in place of {'a' * 64}"),
+        (("/files/page.gguf",), {}, 1, "page.gguf is no GGUF file"),
+        ((), {}, 2, "c.json: model: urls must be a list of addresses"),
+        (("/x",), {"sha256": "a"}, 2, "c.json: model: sha256 must be 64 hexadecimal digits"),
+        (("/x",), {"md5": "a"}, 2, "c.json: model: there is no 'md5' in a file"),
+        (("/x",), {"path": ""}, 2, "c.json: model: path is missing"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_had_is_refused(
+    urls: tuple[str, ...], others: dict[str, str], status: int, message: str, hub: FakeHub,
+    option_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hub.files["page.gguf"] = b"<html>"
+    result = call(capsys, "inspect", "--config", option_file(*urls, **others))
+    assert result.status == status and re.search(message, result.err), result.err
+    assert not list(tmp_path.rglob("m.gguf*"))
 
 
 def test_a_bar_shows_how_far_it_is(hub: FakeHub) -> None:

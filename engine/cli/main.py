@@ -86,6 +86,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         raise ConfigError(f"{missing[0]} is missing; usage: pyggml {name} {COMMANDS[name].usage} [options]")
     for notice in settings.notices:
         say(f"pyggml {name}: {notice}")
+    settings.fetch_files()
     return COMMANDS[name].load()(settings)
 
 

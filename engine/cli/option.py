@@ -16,12 +16,14 @@ _FALSE_WORDS = ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value. `metavar` stands for it in help; `is_list` where commas join several values."""
+    """A kind of value. `metavar` stands for it in help; `is_list` where commas join several values, `is_file` the path
+    of a file that is read."""
 
     read: Callable[[str], Any]
     metavar: str
     is_list: bool = False
     is_flag: bool = False
+    is_file: bool = False
 
 
 def _read_flag(text: str) -> bool:
@@ -36,15 +38,15 @@ def text(metavar: str = "TEXT") -> Kind:
     return Kind(lambda value: value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), metavar)
 
 
-def path(metavar: str = "FILE") -> Kind:
-    """The path of a file, byte for byte."""
+def path(metavar: str = "FILE", *, is_read: bool = True) -> Kind:
+    """A path, byte for byte: of a file that is read, or else of one to write or a folder."""
 
     def read(value: str) -> str:
         if not value:
             raise ValueError("the path of a file is needed")
         return value
 
-    return Kind(read, metavar)
+    return Kind(read, metavar, is_file=is_read)
 
 
 def whole(low: int | None = None, metavar: str = "N") -> Kind:

@@ -22,6 +22,9 @@ the command line or the environment gives another value than a file, one line sa
 `${NAME}` in a text stands for a variable, `${NAME:-fallback}` for one that may be unset or empty. Variables are those
 of `variables`, in this file or an earlier one, and then the environment's. `$${` is a plain `${`.
 
+An option that names a file to read may be `{"path": "model.gguf", "urls": ["https://host/model.gguf"], "sha256": "…"}`:
+a file that is not there is fetched to its path, from the first address that gives it, and its digest is checked then.
+
 ```json config
 {
     "variables": {"folder": "${MODELS:-/models}"},

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config_file import read_config
+from .file_source import FileSource
 from .option import Option
 from .options import NAMES
 from .variables import Filled, Variables
@@ -24,6 +25,7 @@ class Settings:
     def __init__(self, command: str, options: Mapping[str, Option]) -> None:
         self.command = command
         self.notices: list[str] = []
+        self.files: dict[str, FileSource] = {}  # options whose file may have to be fetched first
         self._options = options
         self._values: dict[str, Any] = {}
         self._sources: dict[str, str] = {}
@@ -57,7 +59,14 @@ class Settings:
             self._values.setdefault(name, []).append(value)
         else:
             self._values[name] = value
+            self.files.pop(name, None)
         self._sources[name] = source
+
+    def fetch_files(self) -> None:
+        """Fetch the files that are not there yet; raises ConfigError and DownloadError."""
+        for name, file in self.files.items():
+            offline = bool(self["offline"]) if self.takes("offline") else False
+            file.fetch(is_model=name == "model", offline=offline)
 
     def replace(self, name: str, text: str, source: str) -> None:
         """As take(), with a notice when a value of a file gives way to another one."""
@@ -110,8 +119,12 @@ def _read_file(settings: Settings, options: Mapping[str, Option], path: str, var
         if key not in NAMES or key == "config":
             raise ConfigError(f"{source}: there is no such option{nearest(key, NAMES)}")
         if key in options:
-            for text in _texts(options[key], variables.fill(value, source), source):
+            value = variables.fill(value, source)
+            file = FileSource.read(value, source) if isinstance(value, dict) and options[key].kind.is_file else None
+            for text in _texts(options[key], value if file is None else file.path, source):
                 settings.take(key, text, source)
+            if file is not None:
+                settings.files[key] = file
 
 
 def settle(

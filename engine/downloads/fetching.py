@@ -17,7 +17,7 @@ from ..errors import ConfigError, DownloadError
 from ..room import Room
 from . import hub, web
 from .model_address import Address, HubAddress, WebAddress
-from .transfer import Wanted, check_disk
+from .transfer import Wanted, check_disk, transfer
 from .variant import Variant, largest, listed, named
 
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -124,6 +124,27 @@ def _from_web(address: WebAddress, offline: bool, is_anew: bool) -> Fetched:
         for i, each in enumerate(wanted):
             web.fetch_file(each, partial(progress, i))
     return Fetched(address, label, tuple(here), n_new_bytes)
+
+
+def fetch_to(path: Path, urls: Sequence[str], sha256: str, *, is_model: bool, offline: bool) -> None:
+    """Fetch a file to a place of its own, from the first address that gives it.
+
+    Raises ConfigError where no server may be asked, DownloadError with what each address said.
+    """
+    if is_offline(offline):
+        raise ConfigError(f"{path} is not on this disk, and --offline or HF_HUB_OFFLINE says to ask no server")
+    reasons = []
+    for url in urls:
+        try:
+            wanted = web.wanted_at(WebAddress(url, sha256), path, is_gguf=is_model)
+            with _progress([wanted], wanted.name, path.parent) as (progress, _):
+                transfer(wanted, partial(progress, 0))
+            return
+        except (ConfigError, DownloadError) as error:
+            reasons.append(str(error))
+        except OSError as error:
+            raise DownloadError(f"{path} cannot be kept: {error.strerror or error}") from error
+    raise DownloadError(f"{path} could not be fetched: {'; '.join(reasons)}")
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ class Wanted:
     n_bytes: int | None = None
     digest: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_gguf: bool = True
 
     @property
     def part(self) -> Path:
@@ -203,7 +204,7 @@ def _check(wanted: Wanted, sink: _Sink) -> None:
     elif promised and promised != found:
         kind = "SHA-1 as a git object" if wanted.digest.startswith("git:") else "SHA-256"
         wrong = f"has the {kind} {found} in place of {promised}"
-    elif (start := sink.start()) != _MAGIC:
+    elif wanted.is_gguf and (start := sink.start()) != _MAGIC:
         wrong = f"is no GGUF file; it begins with {start!r}"
     else:
         return

@@ -65,6 +65,21 @@ def wanted_file(address: WebAddress) -> Wanted:
 
     Raises ConfigError for what it refuses, DownloadError where it cannot be asked.
     """
+    wanted, version = _asked(address, place(address), is_gguf=True)
+    _drop_other_versions(wanted, version)
+    return wanted
+
+
+def wanted_at(address: WebAddress, path: Path, *, is_gguf: bool) -> Wanted:
+    """As wanted_file() for a file that is to lie elsewhere. A part of it goes on only where a digest is known."""
+    wanted, _ = _asked(address, path, is_gguf=is_gguf)
+    if not wanted.digest:
+        wanted.part.unlink(missing_ok=True)
+    return wanted
+
+
+def _asked(address: WebAddress, target: Path, *, is_gguf: bool) -> tuple[Wanted, str]:
+    """What a server says of a file, and the version that it is."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
@@ -80,10 +95,9 @@ def wanted_file(address: WebAddress) -> Wanted:
     length = answered.get("Content-Length", "")
     n_bytes = int(length) if length.isdecimal() and not answered.get("Content-Encoding") else None
     sha256 = address.sha256 or _promised_sha256(answered)
-    wanted = Wanted(str(address), address.url, place(address), n_bytes, f"sha256:{sha256}" if sha256 else "", headers)
-    version = answered.get("ETag") or answered.get("Last-Modified") or ""
-    _drop_other_versions(wanted, version)
-    return wanted
+    digest = f"sha256:{sha256}" if sha256 else ""
+    wanted = Wanted(str(address), address.url, target, n_bytes, digest, headers, is_gguf)
+    return wanted, answered.get("ETag") or answered.get("Last-Modified") or ""
 
 
 def _promised_sha256(headers: Mapping[str, str]) -> str:
