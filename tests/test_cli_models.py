@@ -213,7 +213,7 @@ def test_other_files_than_models_are_fetched_too(
 @pytest.mark.parametrize(
     ("urls", "others", "status", "message"),
     [
-        (("/files/a.gguf", "/files/b.gguf"), {}, 1, "m.gguf could not be fetched: .*a.gguf is not there.*; .*b.gguf is"),
+        (("/files/a.gguf", "/files/b.gguf"), {}, 1, "m.gguf could not be fetched: .*a.gguf is not there.*; .*b.gguf"),
         (("/files/tiny.gguf",), {"sha256": "a" * 64}, 1, f"tiny.gguf has the SHA-256 .* in place of {'a' * 64}"),
         (("/files/page.gguf",), {}, 1, "page.gguf is no GGUF file"),
         ((), {}, 2, "c.json: model: urls must be a list of addresses"),
