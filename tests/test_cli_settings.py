@@ -208,7 +208,7 @@ def test_the_smallest_context_is_that_of_the_engine() -> None:
 
 
 def test_the_file_that_the_page_of_options_shows_is_read(file: Any) -> None:
-    (example,) = re.findall(r"^```json\n(.*?)^```$", page(OPTIONS), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(r"^```json config\n(.*?)^```$", page(OPTIONS), re.MULTILINE | re.DOTALL)
     settings = settled("--config", file(example), environ={"CTX": "4096"})
     names = ("model", "device", "tp", "ctx", "stop")
     assert [settings[name] for name in names] == ["/models/model.gguf", "cuda:0,cuda:1", 2, 4096, ["###"]]
