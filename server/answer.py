@@ -26,13 +26,12 @@ def error_of(failed: Failed) -> ApiError:
 class Answer:
     """The pieces of a request; ends with the last piece of each of its `n` indices, or raises ApiError.
 
-    `replica` is the number of the engine that makes it; `n_unread` and `n_each` are about how many tokens of the
-    prompt it has to evaluate and about how much each index takes, both in prompt tokens.
+    `n_unread` and `n_each` are about how many tokens of the prompt are to be evaluated and about how much each index
+    takes, both in prompt tokens.
     """
 
     def __init__(self, id: int, n: int, leave: Callable[[Answer], None]) -> None:
         self.id = id
-        self.replica = 0
         self.n_unread = 0
         self.n_each = 0
         self.n_prompt: list[int] = []

@@ -8,7 +8,6 @@ import struct
 from aiohttp import web
 
 from .front import KEY, RECORD, Front
-from .messages import Embed
 from .openai_embeddings import REFUSED, Embedding, Embeddings, EmbeddingsRequest, EmbeddingsUsage
 from .prompts import prompts_of
 from .refusals import refuse
@@ -34,7 +33,7 @@ async def vectors_of(
     if not prompts:
         return [], 0
     with front.admitted(request, len(prompts)):
-        vectors, n_tokens = await front.link.call(lambda id: Embed(id, prompts))
+        vectors, n_tokens = await front.link.embed(prompts)
     request[RECORD]["n_prompt"] = n_tokens
     if (key := request.get(KEY)) is not None:
         key.use.add(0, n_tokens)

@@ -35,6 +35,11 @@ def prompt_bytes(asked: Generate) -> bytes:
         return b""  # the engine will refuse it
 
 
+def n_tokens(prompt: str | list[int]) -> int:
+    """About how many tokens a prompt has."""
+    return len(prompt) // BYTES_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+
+
 def blocks_of(data: bytes) -> Blocks:
     """A hash of each whole block and all before it."""
     found, before = [], 0

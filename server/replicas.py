@@ -13,17 +13,33 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from .answer import Answer
 from .engine_link import EngineLink, State
-from .errors import StartError, Unavailable
-from .held_prefixes import BLOCK_TOKENS, BYTES_PER_TOKEN, Blocks, HeldPrefixes, blocks_of, prompt_bytes
-from .messages import Generate, Load, Message
+from .errors import ApiError, StartError, Unavailable
+from .held_prefixes import (
+    BLOCK_TOKENS,
+    BYTES_PER_TOKEN,
+    Blocks,
+    HeldPrefixes,
+    blocks_of,
+    n_tokens,
+    prompt_bytes,
+)
+from .messages import Embed, Generate, Load, Message
 from .replica_facts import joined_facts, place_of
+from .spread import SpreadAnswer, dealt
 
 LOG = logging.getLogger("pyggml.server")
 # A token of an answer takes about as long as so many of a prompt, and an answer has about so many.
 PROMPT_TOKENS_EACH = 4
 USUAL_TOKENS = 128
+
+
+def _n_each(asked: Generate) -> int:
+    """About how much an answer to a request takes, in tokens of a prompt."""
+    return PROMPT_TOKENS_EACH * min(asked.sampling.get("max_tokens") or USUAL_TOKENS, USUAL_TOKENS)
 
 
 class Replica:
@@ -170,23 +186,52 @@ class Replicas:
         return Unavailable(self.reason or "the server stops", code="engine_unavailable", retry_after_s=5)
 
     def generate(self, asked: Generate) -> Answer:
-        """Start an answer on the replica that is best for it. Raises Unavailable, BadRequest."""
+        """Start an answer on the replica that is best for it, or each of several prompts on one with least to do.
+
+        Raises Unavailable, BadRequest.
+        """
         if self.is_one:
-            return self.all[0].link.generate(asked)
-        ready = self._able
-        if not ready:
+            return self._begin(self.all[0], asked, 0, ())
+        able = self._able
+        if not able:
             raise self.unavailable()
+        if len(asked.prompts) > 1 and len(able) > 1:
+            return self._spread(asked, able)
         data = prompt_bytes(asked)
         blocks = blocks_of(data) if self._uses_prefixes else ()
-        known = [replica.held.n_common(blocks) if asked.cache_prompt else 0 for replica in ready]
-        n_tokens = max(len(asked.prompts), 1) * (len(data) // BYTES_PER_TOKEN)
-        at = min(range(len(ready)), key=lambda i: self._cost(ready[i], n_tokens - known[i] * BLOCK_TOKENS))
-        replica = ready[at]
-        answer = replica.link.generate(asked)
-        answer.replica, answer.n_unread = replica.number, n_tokens - known[at] * BLOCK_TOKENS
-        answer.n_each = PROMPT_TOKENS_EACH * min(asked.sampling.get("max_tokens") or USUAL_TOKENS, USUAL_TOKENS)
-        self._note(replica, blocks, is_known=known[at] > 0)
+        known = [replica.held.n_common(blocks) if asked.cache_prompt else 0 for replica in able]
+        n_unread = [len(data) // BYTES_PER_TOKEN - n * BLOCK_TOKENS for n in known]
+        at = min(range(len(able)), key=lambda i: self._cost(able[i], n_unread[i]))
+        answer = self._begin(able[at], asked, n_unread[at], blocks)
+        able[at].n_by_prefix += known[at] > 0
         return answer
+
+    def _begin(self, replica: Replica, asked: Generate, n_unread: int, blocks: Blocks) -> Answer:
+        """Start an answer there, and note what the replica has to do and will hold."""
+        answer = replica.link.generate(asked)
+        answer.n_unread, answer.n_each = n_unread, _n_each(asked)
+        self._n_routed += 1
+        self._last_routed[replica.number] = self._n_routed
+        replica.n_routed += 1
+        if self._uses_prefixes:
+            replica.held.hold(blocks, replica.n_slots)
+        return answer
+
+    def _spread(self, asked: Generate, able: Sequence[Replica]) -> Answer:
+        sizes = [n_tokens(prompt) + asked.n * _n_each(asked) for prompt in asked.prompts]
+        parts: dict[Answer, Sequence[int]] = {}
+        try:
+            for replica, numbers in zip(able, dealt(sizes, [replica.link.n_tokens_to_do for replica in able])):
+                if numbers:
+                    part = msgspec.structs.replace(asked, prompts=[asked.prompts[i] for i in numbers])
+                    n_unread = sum(n_tokens(prompt) for prompt in part.prompts)
+                    blocks = blocks_of(prompt_bytes(part)) if self._uses_prefixes else ()
+                    parts[self._begin(replica, part, n_unread, blocks)] = numbers
+        except ApiError:
+            for answer in parts:
+                answer.close()
+            raise
+        return SpreadAnswer(parts, asked.n)
 
     def _cost(self, replica: Replica, n_unread: int) -> tuple[bool, int, int, int]:
         """What decides between replicas, the least first: a free slot, what is to do, answers, who was chosen last."""
@@ -194,20 +239,35 @@ class Replicas:
         is_full = link.n_answers >= replica.n_slots
         return is_full, link.n_tokens_to_do + n_unread, link.n_answers, self._last_routed[replica.number]
 
-    def _note(self, replica: Replica, blocks: Blocks, *, is_known: bool) -> None:
-        self._n_routed += 1
-        self._last_routed[replica.number] = self._n_routed
-        replica.n_routed += 1
-        replica.n_by_prefix += is_known
-        if self._uses_prefixes:
-            replica.held.hold(blocks, replica.n_slots)
-
     async def call(self, make: Callable[[int], Message]) -> Any:
         """Send what `make` gives for a new id to the replica with least to do, and wait. Raises ApiError."""
         ready = self._able
         if not ready:
             raise self.unavailable()
         return await min(ready, key=lambda replica: self._cost(replica, 0)).link.call(make)
+
+    async def embed(self, prompts: Sequence[str | list[int]]) -> tuple[list[bytes], int]:
+        """The vector of each prompt as bytes, and the number of tokens that were read. Raises ApiError."""
+        able = self._able
+        if not able:
+            raise self.unavailable()
+        vectors, n_read = [b""] * len(prompts), 0
+        parts = dealt([n_tokens(prompt) for prompt in prompts], [replica.link.n_tokens_to_do for replica in able])
+
+        async def of_part(replica: Replica, numbers: Sequence[int]) -> None:
+            nonlocal n_read
+            found, n = await replica.link.call(lambda id: Embed(id, [prompts[i] for i in numbers]))
+            n_read += n
+            for i, vector in zip(numbers, found):
+                vectors[i] = vector
+
+        tasks = [asyncio.ensure_future(of_part(*pair)) for pair in zip(able, parts) if pair[1]]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()  # what is left of a request that failed, or whose client has gone
+        return vectors, n_read
 
     async def idle(self) -> None:
         """Wait until nothing is being answered."""

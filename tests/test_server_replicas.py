@@ -14,12 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from forced import write_forced
 from server_process import HANG_S, ServerProcess, stream_of
 
 from pyggml.server import StartError, engine_link, restarts
+from pyggml.server.answer import Answer
 from pyggml.server.engine_link import State
+from pyggml.server.errors import ServerFault
 from pyggml.server.health_handler import health
 from pyggml.server.held_prefixes import (
     BLOCK_BYTES,
@@ -29,8 +32,9 @@ from pyggml.server.held_prefixes import (
     n_common,
     prompt_bytes,
 )
-from pyggml.server.messages import Broken, Chat, Generate, Load, Ready
+from pyggml.server.messages import Broken, Chat, Generate, Load, Piece, Ready
 from pyggml.server.replicas import Replicas
+from pyggml.server.spread import SpreadAnswer, dealt
 
 CHAT = "/v1/chat/completions"
 ENDLESS = {"messages": [{"role": "user", "content": "QQ"}], "max_tokens": 60_000, "temperature": 0}
@@ -116,8 +120,11 @@ def replicas_of(*links: FakeLink, **options: Any) -> Replicas:
 
 
 async def sent(replicas: Replicas, text: str, **fields: Any) -> int:
-    number: int = replicas.generate(Generate(0, {}, prompts=[text], **fields)).replica
-    return number
+    """The number of the replica that got a request."""
+    before = [replica.n_routed for replica in replicas.all]
+    replicas.generate(Generate(0, {}, prompts=[text], **fields))
+    after = [replica.n_routed for replica in replicas.all]
+    return [b - a for a, b in zip(before, after)].index(1)
 
 
 async def test_what_no_replica_knows_goes_round() -> None:
@@ -167,6 +174,38 @@ async def test_one_that_builds_its_ranks_again_gets_nothing_unless_all_do() -> N
     assert [await sent(replicas, "a" * 500) for _ in range(2)] == [1, 1]
     two.is_rebuilding = True
     assert await sent(replicas, "b" * 500) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "loads", "parts"),
+    [
+        ([5, 5, 5, 5], [0, 0], [[0, 2], [1, 3]]),
+        ([9, 1, 1, 1], [0, 0], [[0], [1, 2, 3]]),
+        ([5, 5], [100, 0], [[], [0, 1]]),
+        ([0, 0, 0], [0, 0], [[0, 2], [1]]),
+    ],
+    ids=["alike", "by size", "by load", "empty"],
+)
+def test_prompts_are_dealt_to_who_has_least_to_do(
+    sizes: list[int], loads: list[int], parts: list[list[int]]
+) -> None:
+    assert dealt(sizes, loads) == parts
+
+
+async def test_one_error_ends_an_answer_in_parts_and_all_parts_are_left() -> None:
+    left: list[int] = []
+    one, two = (Answer(id, 2, lambda answer: left.append(answer.id)) for id in (1, 2))
+    with SpreadAnswer({one: [0, 2], two: [1]}, 1) as answer:
+        one.accept([10, 12])
+        two.accept([11])
+        assert await answer.accepted() == [10, 11, 12]
+        one.add(Piece(1, 1, "of the third", [5], finish_reason="stop"))
+        assert (await anext(answer)).index == 2
+        two.fail(ServerFault("gone"))
+        one.fail(ServerFault("gone too"))
+        with pytest.raises(ServerFault, match="^gone$"):
+            await anext(answer)
+    assert sorted(left) == [1, 2]
 
 
 # What becomes of the server
@@ -336,6 +375,27 @@ def test_conversations_go_on_at_their_replica_and_may_have_several_answers(endle
         assert [row["n_routed_by_prefix"] for row in rows(server)] == [2, 2]
         reply = server.chat(max_tokens=3, n=3)
         assert [choice["index"] for choice in reply.json["choices"]] == [0, 1, 2]
+
+
+def test_the_prompts_of_a_request_are_dealt_over_the_replicas(tiny: Callable[..., Path]) -> None:
+    prompts = [[5 + i, 9, 11 + i] for i in range(5)]
+    asked = {"prompt": prompts, "n": 2, "max_tokens": 4, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    found = []
+    for arguments in ((), ("--dp", 2, "--device", "cpu,cpu")):
+        with ServerProcess(tiny("llama"), "--ctx", 256, "--parallel", 2, *arguments) as server:
+            reply = server.post("/v1/completions", asked).json
+            stream = server.post("/v1/completions", asked | {"stream": True}).events
+            texts = [""] * 10
+            for event in stream:
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["text"]
+            assert texts == [choice["text"] for choice in reply["choices"]]
+            vectors = server.post("/v1/embeddings", {"input": prompts}).json["data"]
+            n_routed = [row["n_routed"] for row in rows(server)]
+            assert n_routed == [2] * len(n_routed)
+            found.append((texts, reply["usage"]["prompt_tokens"], [row["embedding"][:4] for row in vectors]))
+    assert found[0][:2] == found[1][:2]
+    np.testing.assert_allclose(found[0][2], found[1][2], atol=1e-3)
 
 
 @pytest.mark.parametrize(
