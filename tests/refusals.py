@@ -22,11 +22,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 FOLDERS = ("pyggml", "engine", "server", "third_party")
-# Exit status 2, or an HTTP status below 500 and 503. What only a script sees is left out: ShapeError, ClosedError.
+# Exit status 2, or an HTTP status below 500 and 503; and downloads, which fail for reasons outside. What only a script
+# sees is left out: ShapeError, ClosedError.
 CLASSES = {
     "ConfigError", "ModelError", "UnsupportedArchitecture", "UnsupportedTokenizer", "UnsupportedValue", "MissingTensor",
     "DeviceLost", "PlanError", "RequestError", "PromptTooLong", "QueueFull", "TemplateError", "EngineError",
-    "GBNFError", "BuildError", "AllocationError", "DeviceError", "GGUFError",
+    "GBNFError", "BuildError", "DownloadError", "AllocationError", "DeviceError", "GGUFError",
     "StartError", "BadRequest", "NotAllowed", "NotFound", "TooLarge", "TooMany", "Unavailable",
 }  # fmt: skip
 OF_VALUES = {"ValueError"}  # of an option; the command line says which

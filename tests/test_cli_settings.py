@@ -95,6 +95,8 @@ def test_repeatable_options_add_up(file: Any) -> None:
         ('{"logit-bias": {"5": -1, "6": 2.5}}', "logit-bias", [(5, -1.0), (6, 2.5)]),
         ('{"logit-bias": ["5=-1"]}', "logit-bias", [(5, -1.0)]),
         ('{"model": "m.gguf", "prompt": "hi"}', "model", "m.gguf"),
+        ('{"device": ["cuda:0", "cuda:1"]}', "device", "cuda:0,cuda:1"),
+        ('{"tensor-split": [3, 1.5]}', "tensor-split", "3,1.5"),
         ('{"n-gen": 5}', "ctx", None),
     ],
 )

@@ -34,8 +34,9 @@ def _read_flag(text: str) -> bool:
 
 
 def text(metavar: str = "TEXT") -> Kind:
-    """Any text; bytes of the command line that are no UTF-8 become U+FFFD."""
-    return Kind(lambda value: value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), metavar)
+    """Any text, as `NAME,...` several with commas; bytes of the command line that are no UTF-8 become U+FFFD."""
+    is_list = metavar.endswith(",...")
+    return Kind(lambda value: value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), metavar, is_list)
 
 
 def path(metavar: str = "FILE", *, is_read: bool = True) -> Kind:
