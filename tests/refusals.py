@@ -22,12 +22,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 FOLDERS = ("pyggml", "engine", "server", "third_party")
-# Exit status 2, or an HTTP status below 500 and 503; and downloads, which fail for reasons outside. What only a script
-# sees is left out: ShapeError, ClosedError.
+# Exit status 2, downloads that fail, an HTTP status below 500 or 503, and what a script gets for its mistakes.
 CLASSES = {
     "ConfigError", "ModelError", "UnsupportedArchitecture", "UnsupportedTokenizer", "UnsupportedValue", "MissingTensor",
     "DeviceLost", "PlanError", "RequestError", "PromptTooLong", "QueueFull", "TemplateError", "EngineError",
-    "GBNFError", "BuildError", "DownloadError", "AllocationError", "DeviceError", "GGUFError",
+    "GBNFError", "BuildError", "DownloadError", "AllocationError", "DeviceError", "GGUFError", "ShapeError",
+    "ClosedError",
     "StartError", "BadRequest", "NotAllowed", "NotFound", "TooLarge", "TooMany", "Unavailable",
 }  # fmt: skip
 OF_VALUES = {"ValueError"}  # of an option; the command line says which

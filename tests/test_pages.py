@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import refusals
@@ -34,6 +35,8 @@ from pages import (
 )
 from server_process import HANG_S, ServerProcess
 
+import pyggml as gg
+from pyggml import engine
 from pyggml.engine.cli.commands import COMMANDS
 from pyggml.engine.cli.options import options_of
 from pyggml.engine.cli.settings import settle
@@ -287,9 +290,30 @@ def test_metrics_that_pages_name_are_there(server: ServerProcess) -> None:
     assert named and [name for name in named if name not in there] == []
 
 
+@pytest.mark.parametrize("package", [gg, engine], ids=["pyggml", "pyggml.engine"])
+def test_every_public_name_is_on_the_page_of_python(package: ModuleType) -> None:
+    page = text_of("docs/python.md")
+    assert [n for n in package.__all__ if not n.startswith("_") and not re.search(rf"\b{n}\b", page)] == []
+
+
 def test_every_refusal_is_in_troubleshooting() -> None:
     page = refusals.PAGE.read_text()
     assert refusals.rewritten(page) == page, f"run: {Path(sys.executable).name} tests/refusals.py"
+
+
+SYMPTOMS = (
+    "More devices are asked for", "only one GPU seems to work", "this file works with tp", "One rank waits for another",
+    "Nodes of several machines", "only on several GPUs", "slower than one", "The start hangs", "NCCL is missing",
+    "tensor split needs flash attention", "architecture is not known", "It does not fit", "Out of memory",
+)  # fmt: skip
+
+
+def test_every_symptom_has_something_to_do() -> None:
+    page = refusals.PAGE.read_text()
+    table = page.partition("## What you see")[2].partition("## What it says")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert [row for row in rows if len(row) != 3 or not re.search("`|\\]\\(|nothing", row[2])] == []
+    assert [symptom for symptom in SYMPTOMS if not any(symptom in row[0] for row in rows)] == []
 
 
 def test_a_message_that_was_not_there_before_would_be_missed() -> None:

@@ -171,6 +171,16 @@ def test_only_this_machine_is_listened_to(loop: ServerProcess) -> None:
         pass
 
 
+def test_status_tells_what_was_chosen(loop: ServerProcess) -> None:
+    status = loop.get("/status").json
+    assert (status["n_ctx"], status["n_slots"], status["state"]) == (2048, 4, "ready")
+    (rank,) = status["plan"]
+    assert rank["device"].startswith("cpu") and rank["cache_bytes"] > 0
+    engine = status["engine"]
+    assert {"transports", "ranks", "slots", "prefix", "n_reduces", "native_s"} <= set(engine)
+    assert [slot["state"] for slot in engine["slots"]] == ["free"] * 4 and engine["prefix"]["is_on"]
+
+
 def test_after_a_restart_a_shared_beginning_is_read_from_its_file(tmp_path: Path) -> None:
     path = write_forced(tmp_path / "m.gguf", "fine").path
     shared = [30 + i % 60 for i in range(300)]
