@@ -61,7 +61,7 @@ class Definition(Closable):
         self._buffers: list[Buffer] = []
         self._used: dict[int, Closable] = {}
         self._inputs: dict[str, Any] = {}
-        self._limits: dict[str, int] = {}
+        self._limits: dict[str, tuple[int, int]] = {}
         self._windows = Windows()
         self._outputs: dict[str, Output] = {}
         self._feeds: dict[str, np.ndarray] = {} if feeds is None else feeds
@@ -166,10 +166,14 @@ class Definition(Closable):
         """Whether a C tensor is an input of this graph."""
         return any(handle == own for own in self._inputs.values())
 
-    def limit_input(self, handle: Any, n_rows: int) -> None:
-        """Let every run check that the numbers in this input are rows of a table of `n_rows`."""
+    def limit_input(self, handle: Any, n_rows: int, n_distinct: int = 1) -> None:
+        """Let every run check that the numbers in this input are rows of a table of `n_rows`.
+
+        None may stand twice among each `n_distinct` of them.
+        """
         name = next(n for n, own in self._inputs.items() if handle == own)
-        self._limits[name] = min(n_rows, self._limits.get(name, n_rows))
+        rows, distinct = self._limits.get(name, (n_rows, 1))
+        self._limits[name] = min(n_rows, rows), max(n_distinct, distinct)
 
     def weight(self, data: Any, *, type: str | DType | None = None, name: str = "") -> Tensor:
         """Upload a constant: a numpy array (quantised to `type` if given) or a tensor of a GGUF file."""

@@ -44,7 +44,7 @@ class Graph(Definition):
         self.check_open()
         if self._layout is None:
             inputs = {
-                name: Input(handle, self._feeds[name], self._limits.get(name, 0))
+                name: Input(handle, self._feeds[name], *self._limits.get(name, (0, 1)))
                 for name, handle in self._inputs.items()
             }
             outputs = list(self._outputs.values())

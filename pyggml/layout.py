@@ -32,11 +32,13 @@ _REPLAY_STATES = {
 
 
 class Input(NamedTuple):
-    """A tensor that each run sets, its host array, and the rows that its numbers choose from (0: they choose none)."""
+    """A tensor that each run sets, its host array, the rows that its numbers choose from (0: they choose none), and among how
+    many none may stand twice."""
 
     handle: Any
     feed: np.ndarray
     n_rows: int
+    n_distinct: int = 1
 
 
 class Output(NamedTuple):
@@ -129,9 +131,9 @@ class Layout:
         self._generation = allocator.generation
         # Inputs that nothing reads get no memory.
         self._fed = {n: i for n, i in inputs.items() if i.handle.data != ffi.NULL}
-        self._in = Transfers([(i.handle, i.feed, i.n_rows) for i in self._fed.values()])
-        self._out = Transfers([(o.handle, o.raw, 0) for o in outputs if not o.is_lazy])
-        self._lazy = {o.name: Transfers([(o.handle, o.raw, 0)]) for o in outputs if o.is_lazy}
+        self._in = Transfers([(i.handle, i.feed, i.n_rows, i.n_distinct) for i in self._fed.values()])
+        self._out = Transfers([(o.handle, o.raw, 0, 1) for o in outputs if not o.is_lazy])
+        self._lazy = {o.name: Transfers([(o.handle, o.raw, 0, 1)]) for o in outputs if o.is_lazy}
 
     def free(self) -> None:
         """Free the plan; the memory is the allocator's."""
@@ -210,10 +212,12 @@ class Layout:
         run.n_inputs, run.n_outputs = self._in.n, self._out.n
 
     def check_rows(self) -> None:
-        """Raise ShapeError for a number in an input that is no row of its table."""
+        """Raise ShapeError for a number in an input that is no row of its table, or stands there twice and may not."""
         at, value = self._in.first_bad_row()
         if at >= 0:
             name, bad = list(self._fed.items())[at]
+            if 0 <= value < bad.n_rows:
+                raise ShapeError(f"input {name!r} holds {value} twice among {bad.n_distinct}, which must differ")
             raise ShapeError(f"input {name!r} holds {value}; the rows are 0 to {bad.n_rows - 1}")
 
     def check(self, status: int) -> None:

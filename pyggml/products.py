@@ -76,7 +76,8 @@ def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
 
     Shapes: experts [n_expert, n_out, n_in], x float32 [n_tokens, n_used or 1, n_in],
     ids int32 [n_tokens, n_used] -> [n_tokens, n_used, n_out]. Ids beyond the experts are errors in inputs; computed
-    ones are limited to the experts there are.
+    ones are limited to the experts there are. The experts of a token must differ: inputs are checked, and CUDA devices take
+    computed ids from top_k only.
     """
     e, b, i = ne_of(experts), ne_of(x), ne_of(ids)
     need(
@@ -95,7 +96,7 @@ def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
         b[2] == i[1] and i[0] % b[1] == 0, "mul_mat_id", experts, x, ids, because="tokens or ids do not match"
     )
     need_size("mul_mat_id", (e[1], i[0], b[2]), experts, x, ids)
-    ids = bounded("mul_mat_id", ids, e[2], experts)
+    ids = bounded("mul_mat_id", ids, e[2], experts, are_distinct=True)
     return node(lib.ggml_mul_mat_id, 3, experts, x, ids)
 
 

@@ -29,11 +29,11 @@ _PLACES = (lib.GGML_OP_ARGMAX, lib.GGML_OP_ARGSORT)  # results are places in a r
 _EXACT = 2**24  # float32 counts that far
 
 
-def bounded(op: str, ids: Tensor, n_rows: int, *others: Tensor) -> Tensor:
+def bounded(op: str, ids: Tensor, n_rows: int, *others: Tensor, are_distinct: bool = False) -> Tensor:
     """The ids, made safe for a table of `n_rows` rows.
 
     Inputs are checked in every run, places found by argmax and top_k in such rows are right as they are, others are
-    limited to 0 to n_rows - 1 by nodes that are added here.
+    limited to 0 to n_rows - 1 by nodes that are added here. With are_distinct, rows of an input may hold no number twice.
     """
     graph = graph_of(ids, *others)
     inputs = []
@@ -44,7 +44,8 @@ def bounded(op: str, ids: Tensor, n_rows: int, *others: Tensor) -> Tensor:
             return _limited(op, ids, n_rows)
         inputs.append(source)
     for source in inputs:
-        graph.limit_input(source, n_rows)
+        is_row = are_distinct and source.ne[0] == ids.handle.ne[0]
+        graph.limit_input(source, n_rows, int(source.ne[0]) if is_row else 1)
     return ids
 
 

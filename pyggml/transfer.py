@@ -15,16 +15,17 @@ from .tensor import fits_integers
 class Transfers:
     """The native list of what a run sends or reads; it keeps the arrays alive.
 
-    Each item is a C tensor, an array of its bytes, and the number of rows that its integers may choose from, or 0.
+    Each item is a C tensor, an array of its bytes, the number of rows that its integers may choose from, or 0, and among
+    how many of them none may stand twice.
     """
 
-    def __init__(self, items: Sequence[tuple[Any, np.ndarray, int]]) -> None:
+    def __init__(self, items: Sequence[tuple[Any, np.ndarray, int, int]]) -> None:
         self.n = len(items)
         self.native = ffi.new("pg_transfer[]", max(self.n, 1))
-        self._arrays = [ffi.from_buffer(array) for _, array, _ in items]
-        for transfer, data, (tensor, array, n_rows) in zip(self.native, self._arrays, items):
+        self._arrays = [ffi.from_buffer(array) for _, array, *_ in items]
+        for transfer, data, (tensor, array, n_rows, n_distinct) in zip(self.native, self._arrays, items):
             transfer.tensor, transfer.data, transfer.size = tensor, data, array.nbytes
-            transfer.n_rows = n_rows
+            transfer.n_rows, transfer.n_distinct = n_rows, n_distinct
 
     def resize(self, at: int, n_bytes: int) -> None:
         """Let an item send or read fewer bytes than its array has."""

@@ -103,7 +103,7 @@ def test_a_buffers_matrix_needs_no_graph_to_be_transposed() -> None:
 @pytest.mark.parametrize("n_tokens", [1, 5, 40])
 def test_experts_multiply_the_tokens_that_chose_them(kind: str, n_used_x: int, n_tokens: int) -> None:
     experts, x = random(4, 6, 256), random(n_tokens, n_used_x, 256, seed=1)
-    ids = np.random.default_rng(2).integers(0, 4, (n_tokens, 2)).astype(np.int32)
+    ids = np.random.default_rng(2).random((n_tokens, 4)).argsort(1)[:, :2].astype(np.int32)
     y = with_weights(lambda x, ids, e: gg.mul_mat_id(e, x, ids), {"x": x, "ids": ids}, e=(experts, kind))
     chosen = stored(experts, kind)[ids]
     assert nmse(y, np.einsum("tuoi,tui->tuo", chosen, np.broadcast_to(x, (n_tokens, 2, 256)))) < 1e-4
@@ -115,6 +115,18 @@ def test_biases_are_those_of_the_chosen_experts(n_tokens: int) -> None:
     ids = np.random.default_rng(2).integers(0, 4, (n_tokens, 2)).astype(np.int32)
     y = with_weights(lambda x, ids, b: gg.add_id(x, b, ids), {"x": x, "ids": ids}, b=biases)
     np.testing.assert_allclose(y, x + biases[ids], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"), [([[0, 1], [2, 2]], "holds 2 twice among 2"), ([[0, 4], [1, 2]], "holds 4; the rows")]
+)
+def test_inputs_that_choose_experts_are_checked(ids: list[list[int]], words: str) -> None:
+    with gg.Graph(cpu()) as g:
+        experts = g.weight(random(4, 6, 256))
+        g.output("y", gg.mul_mat_id(experts, g.input("x", (2, 1, 256)), g.input("ids", (2, 2), "i32")))
+        with pytest.raises(gg.ShapeError, match=words):
+            g.run(x=random(2, 1, 256), ids=np.array(ids))
+        assert g.run(x=random(2, 1, 256), ids=np.array([[0, 1], [3, 2]]))["y"].shape == (2, 2, 6)
 
 
 def hadamard_matrix(n: int) -> np.ndarray:

@@ -50,4 +50,5 @@ typedef struct {
     void (*graph_free)(pgc_graph *graph);
     bool (*can_fuse)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused *fused, ggml_backend_t backend, char *why, size_t why_size);
+    void (*sum_before_ours)(bool is_so);
 } pgc_api;

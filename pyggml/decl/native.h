@@ -1,6 +1,6 @@
 /* pyggml/native: one graph laid out and run on one backend. */
 typedef struct pg_plan pg_plan;
-typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t size; int64_t n_rows; } pg_transfer;
+typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t size; int64_t n_rows; int64_t n_distinct; } pg_transfer;
 #define PG_STATUS_BAD_ROW ...
 
 typedef struct pg_group pg_group;

@@ -194,16 +194,24 @@ static int compute(pg_plan * plan, int i) {
     return status;
 }
 
+static int64_t row_at(const pg_transfer * t, int64_t i) {
+    return t->tensor->type == GGML_TYPE_I64 ? ((const int64_t *) t->data)[i] : ((const int32_t *) t->data)[i];
+}
+
 static bool is_bad_row(const pg_transfer * t, int64_t * value) {
     if (t->n_rows <= 0) {
         return false;
     }
-    const bool is_wide = t->tensor->type == GGML_TYPE_I64;
-    const int64_t n = t->size / (is_wide ? sizeof(int64_t) : sizeof(int32_t));
+    const int64_t n = t->size / ggml_type_size(t->tensor->type);
     for (int64_t i = 0; i < n; i++) {
-        *value = is_wide ? ((const int64_t *) t->data)[i] : ((const int32_t *) t->data)[i];
+        *value = row_at(t, i);
         if (*value < 0 || *value >= t->n_rows) {
             return true;
+        }
+        for (int64_t k = t->n_distinct > 1 ? i - i % t->n_distinct : i; k < i; k++) {
+            if (row_at(t, k) == *value) {
+                return true;
+            }
         }
     }
     return false;
@@ -223,6 +231,12 @@ static bool is_own_step(const pg_step * step) {
     return step->op == PG_CHOOSE || step->op == PG_MASK;
 }
 
+// Whether the segment after step i begins with a launch of ours.
+static bool is_before_ours(const pg_plan * plan, int i) {
+    const int * first = plan->first_piece;
+    return first && first[i + 1] < first[i + 2] && plan->pieces.items[first[i + 1]].is_fused;
+}
+
 static int take_step(pg_plan * plan, int i) {
     const pg_step * s = &plan->steps[i];
     if (is_own_step(s)) {
@@ -234,6 +248,9 @@ static int take_step(pg_plan * plan, int i) {
             GGML_LOG_ERROR("%s\n", why);
         }
         return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+    }
+    if (plan->api) {
+        plan->api->sum_before_ours(s->op == PG_ALL_REDUCE && is_before_ours(plan, i));
     }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
     if (!fault && pg_group_is_serial(plan->group)) {

@@ -13,13 +13,15 @@ extern "C" {
 typedef struct pg_plan pg_plan;
 
 // `size` bytes between host `data` and `tensor` at `offset`. With n_rows > 0 the tensor's integers choose rows of a
-// table that has so many: a run with another number in it is refused, since a device would read or write elsewhere.
+// table that has so many: a run with another number in it is refused, since a device would read or write elsewhere; with
+// n_distinct > 1 also one that has a number twice among so many, which ggml-cuda does not survive.
 typedef struct {
     struct ggml_tensor * tensor;
     void * data;
     size_t offset;
     size_t size;
     int64_t n_rows;
+    int64_t n_distinct;
 } pg_transfer;
 
 // What becomes of a plan's recording: not wanted, not yet (it is made in the second run), made, or impossible here.

@@ -82,6 +82,47 @@ static const char * vulkan_obstacle(ggml_backend_dev_t device, const struct ggml
                                            "cannot bind; use .cont() on it" : NULL;
 }
 
+// ggml-cuda's products and attention read up to 16 bytes at once and count strides in pairs, whatever the operand's own do.
+static bool is_evenly_laid(const struct ggml_tensor * t) {
+    const bool has_blocks = ggml_is_quantized(t->type);
+    const size_t row_size = ggml_row_size(t->type, t->ne[0]);
+    if (t->view_src && t->view_offs % 16 && !has_blocks) {
+        return false;
+    }
+    if (t->nb[1] == row_size && t->nb[2] == t->nb[1] * t->ne[1] && t->nb[3] == t->nb[2] * t->ne[2]) {
+        return true;
+    }
+    return t->nb[1] >= row_size && (has_blocks || (t->nb[1] % 16 == 0 && t->nb[2] % 16 == 0 && t->nb[3] % 16 == 0));
+}
+
+// It sorts tokens by expert and counts on each token choosing an expert once. Inputs are checked when they are sent.
+static bool are_distinct(const struct ggml_tensor * ids) {
+    const int64_t n = ids->ne[0];
+    bool is_cut = false;
+    while (ids->op == GGML_OP_VIEW || ids->op == GGML_OP_CONT || (ids->op == GGML_OP_RESHAPE && ids->ne[0] == ids->src[0]->ne[0])) {
+        is_cut |= ids->op == GGML_OP_VIEW;
+        ids = ids->src[0];
+    }
+    return n == 1 || ids->op == GGML_OP_ARGSORT || (ids->flags & GGML_TENSOR_FLAG_INPUT && !is_cut);
+}
+
+static const char * const UNEVEN = "an operand's rows begin at places that the device cannot read from; use .cont() on it";
+
+static const char * cuda_obstacle(const struct ggml_tensor * node) {
+    const bool is_product = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID;
+    if (!is_product && node->op != GGML_OP_FLASH_ATTN_EXT) {
+        return NULL;
+    }
+    const int n_read = is_product ? 2 : 4;
+    for (int i = 0; i < n_read; i++) {
+        if (node->src[i] && !is_evenly_laid(node->src[i])) {
+            return UNEVEN;
+        }
+    }
+    return node->op == GGML_OP_MUL_MAT_ID && !are_distinct(node->src[2]) ?
+        "the experts of a token may be equal, as far as is known; take them from top_k" : NULL;
+}
+
 const char * pg_obstacle(ggml_backend_dev_t device, const struct ggml_tensor * node) {
     if (is_free(node)) {
         return NULL;
@@ -96,7 +137,7 @@ const char * pg_obstacle(ggml_backend_dev_t device, const struct ggml_tensor * n
         return NO_KERNEL;
     }
     const char * interface = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
-    return strcmp(interface, "Vulkan") == 0 ? vulkan_obstacle(device, node) : NULL;
+    return strcmp(interface, "Vulkan") == 0 ? vulkan_obstacle(device, node) : strcmp(interface, "CUDA") == 0 ? cuda_obstacle(node) : NULL;
 }
 
 bool pg_supports(ggml_backend_dev_t device, const struct ggml_tensor * node) {

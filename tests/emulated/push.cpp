@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-using kernel = void (*)(push_rank, void *, int);
+using kernel = void (*)(push_rank, void *, int, bool);
 constexpr int CAPACITY_BYTES = 256, MAX_ELEMENTS = 320, CONTROL_SIZE = 256;
 
 static char * shared_memory(size_t size) {
@@ -84,7 +84,7 @@ struct world {
             for (int i = 0; i < PUSH_N_THREADS; i++) {
                 threads.emplace_back([this, rank, x, n, i] {
                     threadIdx.x = i;
-                    KERNELS[n_ranks](views[rank], x, n);
+                    KERNELS[n_ranks](views[rank], x, n, true);
                 });
             }
             for (std::thread & thread : threads) {

@@ -1,7 +1,8 @@
 """Every family on CUDA against the CPU, and over two cards against one. Needs a CUDA device: `pytest tests/gpu`.
 
 Shapes of all families with float weights stay within 1e-4, quantised ones within 5e-3, or four times the CPU's own
-distance from exact arithmetic where that is more: a router may choose another expert for a rounding.
+distance from exact arithmetic where that is more: a router may choose another expert for a rounding. So float weights
+with experts and a float16 cache have 5e-3 too, where a float32 cache is within 1e-4.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ def own_distance(path: Path, right: np.ndarray, folder: Path) -> float:
     return nmse(right, logits(copy, "cpu", "f32")[0])
 
 
+def has_experts(path: Path) -> bool:
+    with gg.GGUF(path) as file:
+        return any("_exps" in name for name in file)
+
+
 @pytest.mark.parametrize(("arch", "variant", "quant", "cache"), RUNS)
 def test_cuda_logits_equal_the_cpus(arch: str, variant: str, quant: str, cache: str, tmp_path: Path) -> None:
     path = write_family(tmp_path / "model.gguf", arch, quant=quant, variant=variant)
@@ -72,6 +78,11 @@ def test_cuda_logits_equal_the_cpus(arch: str, variant: str, quant: str, cache: 
     limit = 1e-4 if is_exact else 5e-3
     if max(errors) > limit and not is_exact:
         limit = 4 * own_distance(path, right[0], tmp_path)
+    if max(errors) > limit and is_exact and cache == "f16" and has_experts(path):
+        exact = [nmse(*pair) for pair in zip(logits(path, CARDS[0], "f32"), logits(path, "cpu", "f32"))]
+        print(f"  with a float32 cache: {exact[0]:.1e} at once, {exact[1]:.1e} step by step")
+        assert max(exact) <= limit
+        limit = 5e-3
     assert max(errors) <= limit
 
 

@@ -12,7 +12,10 @@
 
 namespace {
 
-using kernel = void (*)(push_rank, void *, int);
+using kernel = void (*)(push_rank, void *, int, bool);
+
+// Of what this thread launches next.
+thread_local bool is_before_ours = false;
 
 template <typename NUMBER>
 constexpr kernel KERNELS[PUSH_MAX_RANKS + 1] = {
@@ -156,13 +159,15 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
     char * data = static_cast<char *>(tensor->data);
     cudaSetDevice(where.card);
-    for (int64_t left = ggml_nelements(tensor); left > 0; left -= a_launch) {
+    cudaError_t status = cudaSuccess;
+    for (int64_t left = ggml_nelements(tensor); left > 0 && status == cudaSuccess; left -= a_launch) {
         const int n = static_cast<int>(std::min(left, a_launch));
         const int wanted = (n + a_block - 1) / a_block;
-        sum<<<std::min(wanted, push.max_blocks), PUSH_N_THREADS, 0, where.stream>>>(view, data, n);
+        status = launch_in_order(sum, dim3(std::min(wanted, push.max_blocks)), dim3(PUSH_N_THREADS), 0, where.stream, view,
+                                 static_cast<void *>(data), n, is_before_ours || left > a_launch);
         data += n * size;
     }
-    const cudaError_t status = cudaGetLastError();
+    is_before_ours = false;
     if (status != cudaSuccess) {
         push.name.tell(": rank %d cannot launch: %s", rank, cudaGetErrorString(status));
         return PG_FAULT_TRANSPORT;
@@ -194,6 +199,10 @@ int poll(void * self, int rank, ggml_backend_t, double deadline_s) {
 }
 
 }  // namespace
+
+void push_before_ours(bool is_so) {
+    is_before_ours = is_so;
+}
 
 pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,
                         size_t text_size) {

@@ -5,6 +5,7 @@
 // The number of the sum lives in the rank's own memory and counts up by itself: a captured graph can replay.
 #pragma once
 
+#include "launch_order.cuh"
 #include "system_words.cuh"
 
 #include <cstring>
@@ -179,7 +180,12 @@ static __device__ void add_up(const push_rank & me, T * mine, const T & early, s
 // Sums n numbers of all ranks in place, as many bytes as the capacity at most. All ranks must use the same grid:
 // which block takes a number depends on n and the grid only, not on how x is aligned.
 template <int N_RANKS, typename NUMBER>
-static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, void * x, int n) {
+static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, void * x, int n,
+                                                                                bool lets_next_start) {
+    if (lets_next_start) {
+        let_next_start();
+    }
+    wait_for_earlier();
     using stored = typename NUMBER::stored;
     constexpr int A_VECTOR = sizeof(uint4) / sizeof(stored);
     __shared__ uint64_t shared_sequence;
