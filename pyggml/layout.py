@@ -32,8 +32,8 @@ _REPLAY_STATES = {
 
 
 class Input(NamedTuple):
-    """A tensor that each run sets, its host array, the rows that its numbers choose from (0: they choose none), and among how
-    many none may stand twice."""
+    """A tensor that each run sets, its host array, the rows that its numbers choose from (0: none), and among how many
+    of them none may stand twice."""
 
     handle: Any
     feed: np.ndarray

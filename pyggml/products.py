@@ -76,8 +76,8 @@ def mul_mat_id(experts: Tensor, x: Tensor, ids: Tensor) -> Tensor:
 
     Shapes: experts [n_expert, n_out, n_in], x float32 [n_tokens, n_used or 1, n_in],
     ids int32 [n_tokens, n_used] -> [n_tokens, n_used, n_out]. Ids beyond the experts are errors in inputs; computed
-    ones are limited to the experts there are. The experts of a token must differ: inputs are checked, and CUDA devices take
-    computed ids from top_k only.
+    ones are limited to the experts there are. The experts of a token must differ: inputs are checked, and CUDA devices
+    take computed ids from top_k only.
     """
     e, b, i = ne_of(experts), ne_of(x), ne_of(ids)
     need(

@@ -33,7 +33,7 @@ def bounded(op: str, ids: Tensor, n_rows: int, *others: Tensor, are_distinct: bo
     """The ids, made safe for a table of `n_rows` rows.
 
     Inputs are checked in every run, places found by argmax and top_k in such rows are right as they are, others are
-    limited to 0 to n_rows - 1 by nodes that are added here. With are_distinct, rows of an input may hold no number twice.
+    limited to 0 to n_rows - 1 by nodes that are added here. With are_distinct, rows of inputs hold no number twice.
     """
     graph = graph_of(ids, *others)
     inputs = []

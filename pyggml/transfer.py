@@ -15,8 +15,8 @@ from .tensor import fits_integers
 class Transfers:
     """The native list of what a run sends or reads; it keeps the arrays alive.
 
-    Each item is a C tensor, an array of its bytes, the number of rows that its integers may choose from, or 0, and among
-    how many of them none may stand twice.
+    Each item is a C tensor, an array of its bytes, the number of rows that its integers may choose from, or 0, and
+    among how many of them none may stand twice.
     """
 
     def __init__(self, items: Sequence[tuple[Any, np.ndarray, int, int]]) -> None:
