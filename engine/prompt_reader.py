@@ -1,6 +1,6 @@
 """What is read off a prompt while it is evaluated: log-probabilities, logits, or a pooled hidden state.
 
-A reader is given the results of all prompt tokens, chunk after chunk, on the engine's thread. It knows
+A reader is given the results of prompt tokens, all or from one on, chunk after chunk, on the engine's thread. It knows
 rows of numbers and token ids only.
 """
 
@@ -23,6 +23,7 @@ class LogprobReader:
     """The log-probability of each prompt token after those before it, and the likeliest `n_top` at its place."""
 
     wants_hidden = False
+    first = 0
     max_rows: int | None = None
 
     def __init__(self, ids: Sequence[int], n_top: int = 0) -> None:
@@ -52,28 +53,35 @@ class LogprobReader:
 
 
 class LogitReader:
-    """All logits of a prompt, or the exact log-probabilities of its tokens in float64."""
+    """Logits of a prompt from token `first` on, or the exact log-probabilities of the tokens behind them in float64."""
 
     wants_hidden = False
 
-    def __init__(self, ids: Sequence[int], *, whole: bool, max_rows: int | None = None) -> None:
+    def __init__(self, ids: Sequence[int], *, whole: bool, first: int = 0, max_rows: int | None = None) -> None:
+        self.first = first
         self.max_rows = max_rows
         self._ids = ids
         self._whole = whole
-        self._parts: list[np.ndarray] = []
+        self._result: np.ndarray | None = None
 
     def take(self, start: int, rows: np.ndarray) -> None:
         """Logits of the tokens from `start` on, [n, n_vocab]."""
+        n = len(self._ids) - self.first
+        if self._result is None:
+            self._result = np.empty((n, rows.shape[1]), np.float32) if self._whole else np.empty(n - 1)
         following = self._ids[start + 1 : start + 1 + len(rows)]
-        self._parts.append(rows.copy() if self._whole else _logprobs(rows[: len(following)], following))
+        found = rows if self._whole else _logprobs(rows[: len(following)], following)
+        at = start - self.first
+        self._result[at : at + len(found)] = found
 
     def told(self) -> dict[str, Any]:
         """Nothing: the caller takes the result."""
         return {}
 
     def result(self) -> np.ndarray:
-        """[n_tokens, n_vocab] float32, or [n_tokens - 1] float64."""
-        return np.concatenate(self._parts)
+        """[n_tokens - first, n_vocab] float32, or [n_tokens - first - 1] float64."""
+        assert self._result is not None, "the prompt was read"
+        return self._result
 
 
 class PoolReader:
@@ -83,6 +91,7 @@ class PoolReader:
     """
 
     wants_hidden = True
+    first = 0
     max_rows: int | None = None
 
     def __init__(self, pooling: str) -> None:

@@ -101,10 +101,11 @@ class Delta:
 class PromptReader(Protocol):
     """What is given the results of all prompt tokens: logits, or with `wants_hidden` hidden states.
 
-    At most `max_rows` at a time, where that is a number.
+    Those from position `first` on, at most `max_rows` at a time where that is a number.
     """
 
     wants_hidden: bool
+    first: int
     max_rows: int | None
 
     def take(self, start: int, rows: np.ndarray) -> None:
@@ -118,7 +119,7 @@ class PromptReader(Protocol):
 class Request:
     """A prompt being answered. `n_past` of its tokens are in the cache of `slot`.
 
-    `reader` is given the results of every prompt token, which are then all evaluated. `group` is the same for answers
+    `reader` is given results of prompt tokens, which are then all evaluated. `group` is the same for answers
     to one prompt, which share its evaluation. Once the first `n_store` tokens are evaluated they go to disk. It ends
     after `deadline_s` (of time.perf_counter).
     """

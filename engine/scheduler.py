@@ -23,7 +23,7 @@ from .batch import Batch, Limits, Phase, Row
 from .pace import MAX_GAP_MS, Pace
 from .prefix_cache import PrefixCache
 from .prefix_tree import n_common
-from .request import Request
+from .request import PromptReader, Request
 
 
 class Scheduler:
@@ -67,17 +67,23 @@ class Scheduler:
     def _prefill(self, requests: Sequence[Request], limit: int) -> Batch:
         first = min(requests, key=lambda r: r.arrived_s)
         if first.reader is not None:
-            most = min(first.reader.max_rows or self.limits.max_read, limit)
-            return Batch(Phase.PREFILL, (self._chunk(first, most),))
+            return Batch(Phase.PREFILL, (self._reading(first, first.reader, limit),))
         by_slot = {r.slot: r for r in requests if r.reader is None and r.slot is not None}
         rows = [self._chunk(r, limit) for r in self._beside(first, by_slot, min(limit, self.limits.max_shared))]
         return Batch(Phase.PREFILL, tuple(rows))
 
-    def _chunk(self, request: Request, most: int) -> Row:
-        start, n_prompt, is_read = request.n_past, len(request.prompt_ids), request.reader is not None
+    def _chunk(self, request: Request, most: int, *, is_read: bool = False) -> Row:
+        start, n_prompt = request.n_past, len(request.prompt_ids)
         stop = min(start + most, n_prompt)
         wants_logits = stop == n_prompt and request.max_new > 0
         return Row(request, start, tuple(request.prompt_ids[start:stop]), wants_logits, is_read)
+
+    def _reading(self, request: Request, reader: PromptReader, limit: int) -> Row:
+        """The next stretch of a prompt that is read: up to the first result that is wanted, or from there on."""
+        n_unread = reader.first - request.n_past
+        if n_unread > 0:
+            return self._chunk(request, min(n_unread, reader.max_rows or limit, limit))
+        return self._chunk(request, min(reader.max_rows or self.limits.max_read, limit), is_read=True)
 
     def _beside(self, first: Request, by_slot: Mapping[int, Request], limit: int) -> list[Request]:
         """The first prompt and those in the slots beside it that share its step without much padding.

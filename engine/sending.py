@@ -99,18 +99,22 @@ class Sending:
             vectors[i] = delta.embedding
         return vectors[0] if isinstance(texts, str) else vectors
 
-    def score(self, tokens: Prompt, *, logits: bool = False, chunk: int | None = None) -> np.ndarray:
+    def score(
+        self, tokens: Prompt, *, logits: bool = False, first: int = 0, chunk: int | None = None
+    ) -> np.ndarray:
         """Log-probabilities of given tokens, or all logits.
 
         Shapes: [n_tokens - 1] float64, entry i for token i + 1 after tokens 0 to i; with `logits`
-        [n_tokens, n_vocab] float32. `chunk` tokens are evaluated at a time, at most `batch`. It waits for its turn like
-        any request.
+        [n_tokens, n_vocab] float32. Entries before `first` are left out, their logits not computed. `chunk` tokens
+        are evaluated at a time, at most `batch`. It waits for its turn like any request.
         Raises PromptTooLong, RequestError.
         """
         ids = self._intake.prompt_ids(tokens)
         if chunk is not None and chunk < 1:
             raise RequestError(f"chunk = {chunk}; at least 1 is needed")
-        reader = LogitReader(ids, whole=logits, max_rows=chunk)
+        if not 0 <= first < len(ids):
+            raise RequestError(f"first = {first}; a position of the {len(ids)} tokens is needed")
+        reader = LogitReader(ids, whole=logits, first=first, max_rows=chunk)
         ends: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         request = self._intake.reading(ids, reader, ends.put)
         self._engine.submit([request])

@@ -1,6 +1,7 @@
 """README.md and every page of docs/ hold what they say: each block runs, or is read as what it is (see pages.py).
 
-Blocks of Python of a page share their names, in a folder with a tiny model as `model.gguf` and SmolLM2 as `smollm2`.
+Blocks of Python of a page share their names, in a folder with a tiny model as `model.gguf` and SmolLM2 as `smollm2`,
+a text as `text.txt`, and its log-probabilities as `base.logits` and `floor.logits`.
 The hub is one of our own, and has every repository that is named.
 """
 
@@ -35,6 +36,10 @@ from pages import (
 )
 from server_process import HANG_S, ServerProcess
 
+sys.path.append(str(ROOT / "bench"))
+
+from corpus import corpus
+
 import pyggml as gg
 from pyggml import engine
 from pyggml.engine.cli.commands import COMMANDS
@@ -68,6 +73,7 @@ def places(found: list[Block]) -> dict[str, object]:
 def folder(tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, empty_hub: FakeHub) -> Path:
     model = tiny("llama", quant="Q8_0")
     (tmp_path / "model.gguf").symlink_to(model)
+    (tmp_path / "text.txt").write_text(corpus()[:3000])
     for repo in re.findall(r"hf:([\w.-]+/[\w.-]+)", "".join(map(text_of, PAGES))):
         names = ("m-Q8_0.gguf", "m-Q4_K_M.gguf", "mmproj-F16.gguf")
         empty_hub.repos[repo] = dict.fromkeys(names, model.read_bytes())
@@ -115,6 +121,8 @@ def test_command_lines_exit_0(
         assert call(capsys, "pull", named, "--no-offline").status == 0
     if "smollm2" in words:
         (folder / "smollm2").symlink_to(request.getfixturevalue("smollm2"))
+    for file in {"base.logits", "floor.logits"}.intersection(words):
+        call(capsys, "eval", "ppl", "model.gguf", "--file", "text.txt", "--ctx", 64, "--windows", 2, "--save", file)
     if words[1] == "serve":
         if (keys := folder / "keys.txt").name in words:
             keys.write_text("sk-test name=test\n")

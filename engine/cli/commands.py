@@ -44,6 +44,16 @@ COMMANDS = {
         "write the logits of given tokens to a .npy file",
         f"{_HERE}.eval_logits:eval_logits",
     ),
+    "eval ppl": Command(
+        "MODEL --file TEXT",
+        "measure the perplexity of a text, and keep its log-probabilities",
+        f"{_HERE}.eval_ppl:eval_ppl",
+    ),
+    "eval kl": Command(
+        "MODEL --base FILE",
+        "measure how far a run's predictions are from llama.cpp's or another run's",
+        f"{_HERE}.eval_kl:eval_kl",
+    ),
     "pull": Command("MODEL", "fetch a model, or a newer state of it", f"{_HERE}.pull:pull"),
     "list": Command(
         "[MODEL]",

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, PromptTooLong
-from ..load_options import DEFAULT_BATCH
 from ..model import Model
 from ..placement import MIN_CTX
-from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus
+from .eval_text import check_chunk
+from .loading import limit_of, open_llm, open_model, warn_of_unused_gpus, writable
 from .settings import Settings
 from .table import render
 from .units import shown_rate, shown_seconds
@@ -23,17 +23,14 @@ from .units import shown_rate, shown_seconds
 
 def eval_logits(settings: Settings) -> int:
     """Evaluate the tokens and write the file."""
-    target = _target(settings)
-    chunk = settings["chunk"]
-    batch = settings["batch"] or DEFAULT_BATCH
-    if chunk is not None and chunk > batch:
-        raise ConfigError(f"{settings.source('chunk')} is {chunk}; with --batch {batch} that is the most")
+    target = writable(settings, "out")
+    check_chunk(settings)
     with contextlib.closing(open_model(settings)) as model:
         ids = _ids(settings, model)
         warn_of_unused_gpus(settings)
         with open_llm(settings, model, ctx=settings["ctx"] or max(MIN_CTX, len(ids))) as llm:
             start = time.perf_counter()
-            logits = llm.score(ids, logits=True, chunk=chunk)
+            logits = llm.score(ids, logits=True, chunk=settings["chunk"])
             seconds = time.perf_counter() - start
     _write(target, logits)
     summary = _summary(target, logits, seconds)
@@ -42,14 +39,6 @@ def eval_logits(settings: Settings) -> int:
     else:
         print(_shown(summary))
     return 0
-
-
-def _target(settings: Settings) -> Path:
-    """The file to write, held against what can be known of it before the work."""
-    path = Path(settings["out"]).expanduser()
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{settings.source('out')} {path}: no file can be written there")
-    return path
 
 
 def _ids(settings: Settings, model: Model) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -126,17 +127,29 @@ def warn_of_unused_gpus(settings: Settings) -> None:
             say(f"pyggml {settings.command}: {one_line(line)}")
 
 
-def read_text(settings: Settings, name: str) -> str:
+def read_text(settings: Settings, name: str, *, keeps_line_ends: bool = False) -> str:
     """The content of the text file that an option names.
 
     Raises ConfigError naming the option's source.
     """
     try:
-        return Path(settings[name]).expanduser().read_text("utf-8")
+        with open(Path(settings[name]).expanduser(), encoding="utf-8", newline="" if keeps_line_ends else None) as file:
+            return file.read()
     except OSError as error:
         raise ConfigError(f"{settings.source(name)} {settings[name]}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{settings.source(name)} {settings[name]}: the file is not UTF-8") from error
+
+
+def writable(settings: Settings, name: str) -> Path:
+    """The file to write that an option names, held against what can be known of it before the work.
+
+    Raises ConfigError naming the option's source.
+    """
+    path = Path(settings[name]).expanduser()
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{settings.source(name)} {path}: no file can be written there")
+    return path
 
 
 def limit_of(settings: Settings, model: Model) -> int:

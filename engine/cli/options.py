@@ -10,8 +10,11 @@ from .option import BIAS, FLAG, Option, choice, path, real, text, whole, wholes
 
 RUN, BENCH, LOGITS, PLAN, DOCTOR = ("run",), ("bench",), ("eval logits",), ("plan",), ("doctor",)
 SERVE, PULL, LIST, REMOVE = ("serve",), ("pull",), ("list",), ("rm",)
+PPL, KL = ("eval ppl",), ("eval kl",)
+WINDOWS = (*PPL, *KL)
+EVAL = (*LOGITS, *WINDOWS)
 ANSWER = (*RUN, *SERVE)
-LOADS = (*ANSWER, *BENCH, *LOGITS, *PLAN)
+LOADS = (*ANSWER, *BENCH, *EVAL, *PLAN)
 MODEL = (*LOADS, "inspect")
 ALL = (*MODEL, *PULL, *LIST, *REMOVE, "devices", *DOCTOR)
 PLACES = (*LOADS, *PULL)  # know where a model is to lie
@@ -55,14 +58,17 @@ OPTIONS: tuple[Option, ...] = (
            PLACES, "1024", default_text="0"),
     Option("transport", choice(("auto", "push", "nccl", "nccl-shm", "host")),
            "how ranks on cards exchange sums; auto measures which is fastest",
-           (*ANSWER, *BENCH, *LOGITS), "nccl", default="auto"),
+           (*ANSWER, *BENCH, *EVAL), "nccl", default="auto"),
     Option("cuda-graphs", FLAG, "record the launches of a decode step on CUDA cards and replay them",
-           (*ANSWER, *BENCH, *LOGITS), default=True),
+           (*ANSWER, *BENCH, *EVAL), default=True),
     Option("reduce-dtype", choice(("f32", "bf16", "f16")),
            "with --tp: what sums of 262144 numbers and more travel as; smaller ones, as of decoding, stay f32",
            LOADS, "bf16", default="f32"),
     Option("ctx", whole(64), "context of one request in tokens",
-           LOADS, "8192", default_text="run, serve, plan: what fits, up to the model's own; else what is needed"),
+           (*ANSWER, *BENCH, *LOGITS, *PLAN), "8192",
+           default_text="run, serve, plan: what fits, up to the model's own; else what is needed"),
+    Option("ctx", whole(4), "tokens of a window, of which the second half counts",
+           WINDOWS, "2048", default_text="512; with --base the file's"),
     Option("fit", choice(("off", "auto")), "a model that does not fit is refused, or takes the first remedy",
            LOADS, "auto", default="off"),
     Option("parallel", wholes(1), "numbers of sequences to decode together", BENCH, "1,4,16", default=[1]),
@@ -132,8 +138,22 @@ OPTIONS: tuple[Option, ...] = (
     Option("text", text(), "text to evaluate, in place of --tokens", LOGITS, '"Hello world"'),
     Option("out", path(is_read=False), "file to write, float32 [n_tokens, n_vocab]",
            LOGITS, "logits.npy", required=True),
+    Option("file", path(), "text file to evaluate, cut into windows of --ctx tokens", PPL, "text.txt", required=True),
+    Option("file", path(), "text file to evaluate; with --base its tokens are held against the file's", KL, "text.txt"),
+    Option("windows", whole(1), "how many windows of the text to evaluate, each from an empty cache",
+           WINDOWS, "12", default_text="all whole ones"),
+    Option("save", path(is_read=False), "file to keep the log-probabilities in, as llama-perplexity does",
+           PPL, "base.logits"),
+    Option("base", path(), "file of log-probabilities to compare with, of llama-perplexity or eval ppl", KL,
+           "base.logits"),
+    Option("base-run", text("OPTIONS"),
+           "run to compare with, by its own options, with a MODEL where it is another one; needs --file",
+           KL, '"--device cpu,cpu --tp 2"'),
+    Option("floor", path(), "second file of llama-perplexity, as with another -ub: its distance from --base is noise",
+           KL, "floor.logits"),
+    Option("positions", path(is_read=False), "file to write a line for each position to, as CSV", KL, "positions.csv"),
     Option("chunk", whole(1), "tokens evaluated at a time, at most --batch",
-           LOGITS, "64", default_text="that of --batch"),
+           EVAL, "64", default_text="that of --batch"),
     Option("retest", FLAG, "test peer copies and NCCL anew, whatever earlier tests on this machine found",
            DOCTOR, default=False),
     Option("report", path(is_read=False), "file to write the findings to: JSON if it ends in .json, else Markdown",

@@ -53,3 +53,15 @@ def loading_bar(is_wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
             bar.update(done - bar.n)
 
         yield show
+
+
+@contextlib.contextmanager
+def counting_bar(is_wanted: bool, desc: str, total: int, unit: str) -> Iterator[Callable[[int], object]]:
+    """A bar of work done on standard error, where that is a terminal; yields what advances it."""
+    if not is_wanted or not sys.stderr.isatty():
+        yield lambda n: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=desc, total=total, unit=unit, leave=False, file=sys.stderr) as bar:
+        yield bar.update
