@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ CLASSES = {
 }  # fmt: skip
 OF_VALUES = {"ValueError"}  # of an option; the command line says which
 HOLE = "…"
+MIN_WORDED = 12  # characters of its own without which a template fits nearly everything
 LIST = re.compile(r"(<!-- messages: ([^>]*?) -->\n)(.*?)(<!-- /messages -->\n)", re.DOTALL)
 LINE = re.compile(r"^- (`+) ?(.*?) ?\1(.*)$", re.MULTILINE)
 C_CALL = re.compile(r'\bfail\(w, ((?:"(?:[^"\\]|\\.)*"|PRI\w+|\s)+)')
@@ -148,6 +150,18 @@ def rewritten(page: str) -> str:
         return match[1] + "".join(lines) + match[4]
 
     return LIST.sub(make, page)
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    texts = [line[2] for line in LINE.finditer(PAGE.read_text())]
+    worded = [text for text in texts if len(text.replace(HOLE, "")) >= MIN_WORDED]
+    return tuple(re.compile(".*".join(map(re.escape, text.split(HOLE))), re.DOTALL) for text in worded)
+
+
+def is_listed(said: str) -> bool:
+    """Whether somebody who sees these words finds them in a list of the page."""
+    return any(pattern.search(said) for pattern in _patterns())
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli_calls import call, spawn
+from refusals import is_listed
 
 RUN = ("run", "{model}", "hi")
 LOGITS = ("eval", "logits", "{model}", "--out", "{folder}/l.npy")
@@ -92,6 +93,7 @@ def test_command_line(
     assert (result.status, result.out) == (2, "")
     assert expected in result.err
     assert result.err.count("\n") == 1
+    assert is_listed(result.err), "docs/troubleshooting.md does not have it"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,7 @@ def test_environment(
     assert result.status == 2
     assert expected in result.err
     assert result.err.count("\n") == 1
+    assert is_listed(result.err), "docs/troubleshooting.md does not have it"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,7 @@ def test_option_file(
     assert result.status == 2
     assert expected in result.err
     assert result.err.count("\n") == 1
+    assert is_listed(result.err), "docs/troubleshooting.md does not have it"
 
 
 def test_an_unexpected_error_is_one_line_and_status_1(

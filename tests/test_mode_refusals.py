@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli_calls import Result, call
+from refusals import is_listed
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
@@ -127,6 +128,7 @@ def check(result: Result, wrong: str, works: str) -> None:
     assert result.err.count("\n") == 1
     assert wrong in result.err
     assert works in result.err
+    assert is_listed(result.err), "docs/troubleshooting.md does not have it"
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from forced import write_forced
+from refusals import is_listed
 from server_process import HANG_S, Reply, ServerProcess
 
 CHAT = "/v1/chat/completions"
@@ -32,8 +33,9 @@ def server(running: ServerProcess) -> Iterator[ServerProcess]:
 
 
 def is_told(reply: Reply) -> bool:
-    """Whether the body is OpenAI's error object."""
-    return set(reply.json["error"]) == {"message", "type", "param", "code"} and bool(reply.json["error"]["message"])
+    """Whether the body is OpenAI's error object, with words that docs/troubleshooting.md has."""
+    error = reply.json["error"]
+    return set(error) == {"message", "type", "param", "code"} and is_listed(error["message"])
 
 
 def message(**fields: Any) -> bytes:

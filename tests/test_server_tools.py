@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forced import write_forced
 from server_process import Reply, ServerProcess
 from tool_models import CALL, FUNCTION, TOOL
 
@@ -33,6 +34,23 @@ def test_a_call_is_apart_from_the_content(caller: ServerProcess) -> None:
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert (call["type"], call["function"]["name"]) == ("function", "weather")
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+
+
+def test_another_familys_calls_go_the_same_way(tmp_path: Path) -> None:
+    mistral = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls }}\n{% endfor %}#{# [TOOL_CALLS] #}"
+    (tmp_path / "mistral.jinja").write_text(mistral)
+    answer = '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]'
+    model = write_forced(tmp_path / "mistral.gguf", answer).path
+    options = ("--ctx", 1024, "--threads", 1, "--chat-template", tmp_path / "mistral.jinja")
+    with ServerProcess(model, *options) as server:
+        reply = server.chat("QQ", tools=[TOOL])
+        (call,) = calls_of(reply)
+        assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+        asked = {"role": "user", "content": "QQ"}
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "Rain"}
+        messages = [asked, reply.json["choices"][0]["message"], told]
+        more = server.post("/v1/chat/completions", {"messages": messages, "tools": [TOOL], "temperature": 0})
+        assert more.json["usage"]["prompt_tokens"] > reply.json["usage"]["total_tokens"]
 
 
 def test_arguments_stream_in_pieces(caller: ServerProcess) -> None:
