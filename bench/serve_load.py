@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Many clients at a server for a while: no wrong answer, no leaked slot, flat memory, one end for every request.
 
-usage: serve_load.py [--clients 64] [--seconds 180] [--parallel 8] [--seed 1]
+usage: serve_load.py [--clients 64] [--seconds 180] [--parallel 8] [--seed 1] [--replicas 2 [--kills 2]]
 
 Writes a model with one possible answer (tests/forced.py), serves it, and sends mixed requests: short and long prompts,
 whole and streamed, chat and completions. One in 10 clients leaves midway, one in 20 requests is malformed. Prints a
-line of figures every 10 s and a JSON line at the end; exits with 1 where something was wrong.
+line of figures every 10 s and a JSON line at the end; exits with 1 where something was wrong. With `--kills` so many
+times a replica is killed: what it was answering must end with one error each, and nothing else may.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -86,6 +88,9 @@ class Load:
                 self.seen["left"] += 1
             return
         async with session.post(self._url + path, json=asked) as response:
+            if response.status == 500 and (await response.json())["error"]["code"] == "engine_ended":
+                self.seen["lost"] += 1
+                return
             if response.status != 200:
                 self._note(f"{response.status}: {(await response.text())[:200]}")
                 return
@@ -96,7 +101,7 @@ class Load:
             await self._stream(response, right, leaves_after)
 
     async def _stream(self, response: aiohttp.ClientResponse, right: str, leaves_after: int | None) -> None:
-        text, n_ends, n_events = "", 0, 0
+        text, n_ends, n_events, is_lost = "", 0, 0, False
         async for line in response.content:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
@@ -106,12 +111,20 @@ class Load:
                 response.close()
                 return
             event = json.loads(line[6:])
+            if is_lost:
+                self._note(f"after an error: {event}")
+            if "error" in event and event["error"]["code"] == "engine_ended":
+                is_lost = True
+                self.seen["lost"] += 1
+                continue
             if "error" in event:
                 self._note(f"event: {event}")
                 return
             for choice in event["choices"]:
                 text += choice.get("text") or choice.get("delta", {}).get("content") or ""
                 n_ends += choice["finish_reason"] is not None
+        if is_lost:
+            return
         self._check(text, right, n_ends)
 
     def _check(self, text: str, right: str, n_ends: int) -> None:
@@ -125,19 +138,33 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def run(server: ServerProcess, load: Load, options: argparse.Namespace) -> list[list[int]]:
-    """All clients for the time; memory of the front and of the engine every 10 s."""
+def workers(server: ServerProcess) -> list[int]:
+    """The processes of the engines that answer."""
     pid = server.process.pid
-    pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def kill_some(server: ServerProcess, options: argparse.Namespace) -> None:
+    """Kill a replica after another, each once all answer."""
+    for number in range(options.kills):
+        await asyncio.sleep(options.seconds / (options.kills + 1))
+        replicas = (await asyncio.to_thread(server.get, "/status")).json["replicas"]
+        if all(replica["state"] == "ready" for replica in replicas):
+            os.kill(replicas[number % len(replicas)]["pid"], signal.SIGKILL)
+
+
+async def run(server: ServerProcess, load: Load, options: argparse.Namespace) -> list[list[int]]:
+    """All clients for the time; memory of the front and of the engines every 10 s."""
     end, memory = time.monotonic() + options.seconds, []
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
         clients = [asyncio.ensure_future(load.client(session, end)) for _ in range(options.clients)]
+        killing = asyncio.ensure_future(kill_some(server, options))
         while not all(client.done() for client in clients):
             await asyncio.wait(clients, timeout=10)
-            memory.append([rss_bytes(p) for p in pids])
+            memory.append([rss_bytes(p) for p in (server.process.pid, *workers(server))])
             print(dict(load.seen), [f"{n / 2**20:.0f} MiB" for n in memory[-1]], file=sys.stderr, flush=True)
-        await asyncio.gather(*clients)
+        await asyncio.gather(killing, *clients)
     return memory
 
 
@@ -148,21 +175,26 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         chain = write_forced(Path(folder) / "load.gguf", ANSWER, n_vocab=1024)
         pieces = [chain.vocab.text_of([id]).decode() for id in chain.ids]
         arguments = ("--ctx", 2048, "--parallel", options.parallel, "--threads", 1, "--log-format", "json")
+        if options.replicas > 1:
+            arguments += ("--dp", options.replicas, "--device", ",".join(["cpu"] * options.replicas))
         with ServerProcess(chain.path, *arguments) as server:
             load = Load(server.url, pieces, options.seed)
             memory = asyncio.run(run(server, load, options))
-            time.sleep(1)
+            time.sleep(5 if options.kills else 1)
             status = server.get("/status").json
             open_now = [status["n_open"], status["engine"]["n_open"], status["engine"]["n_running"]]
     middle = memory[len(memory) // 2]
     grown = [last - half for last, half in zip(memory[-1], middle)]
-    is_right = not load.wrong and open_now == [0, 0, 0] and status["n_restarts"] == 0
-    report = {"clients": options.clients, "seconds": options.seconds, **load.seen, "open": open_now}
+    is_right = not load.wrong and open_now == [0, 0, 0] and status["n_restarts"] == options.kills
+    n_routed = [replica["n_routed"] for replica in status["replicas"]]
+    report = {"clients": options.clients, "seconds": options.seconds, **load.seen, "open": open_now, "routed": n_routed}
     print(json.dumps(report | {"first_wrong": load.wrong[:5], "memory_bytes": memory[-1], "grown_bytes": grown}))
     return 0 if is_right else 1
 
