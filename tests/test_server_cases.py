@@ -69,12 +69,16 @@ def test_twenty_conversations_on_two_slots_never_mix(bag: ServerProcess) -> None
     rng = random.Random(2)
     lows = [21 if i % 2 else 41 for i in range(20)]
     prompts = [[rng.randrange(low, low + 9) for _ in range(rng.randrange(1, 120))] for low in lows]
-    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 20}
     replies = all_at_once(bag, [asked | {"prompt": prompt} for prompt in prompts])
     for low, prompt, reply in zip(lows, prompts, replies):
         assert reply.status == 200, reply.body
-        text = reply.json["choices"][0]["text"]
-        assert len(text) == 8 and all(low <= ord(letter) < low + 9 for letter in text)  # a byte's token is its number
+        (choice,) = reply.json["choices"]
+        own = {chr(id) for id in range(low, low + 9)}  # a byte's token is its number
+        assert len(choice["text"]) == 8 and set(choice["text"]) <= own
+        for top in choice["logprobs"]["top_logprobs"]:
+            unseen = min(top.values())  # of 20 at least 11 are in nobody's context
+            assert {word for word, logprob in top.items() if logprob > unseen + 1e-3} <= own
         usage = reply.json["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"] - 1 == len(prompt) - 1
 
