@@ -162,6 +162,11 @@ def model_facts(model: Model) -> ModelFacts:
     return ModelFacts(model.hparams, [f.row for f in found], {f.row.name: f.tensor.type for f in found}, is_tied)
 
 
+def check_arrangement(model: Model, options: LoadOptions) -> None:
+    """Raises ConfigError where the model does not fit as the options say; reads no weight."""
+    _arranged(model, options)
+
+
 def _arranged(model: Model, options: LoadOptions) -> Arrangement:
     facts, cache, chosen = model_facts(model), cache_facts(options, model.hparams), options.devices()
     reserve = options.reserve_on(chosen)

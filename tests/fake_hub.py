@@ -146,14 +146,16 @@ class FakeHub:
     ) -> web.StreamResponse:
         if path in self.wrong:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        first = self.asked[-1].first_byte if self.has_ranges else 0
+        asked = request.http_range if self.has_ranges else slice(None)
+        first = asked.start or 0
         if first >= len(content):
             return web.Response(status=416)
-        rest = content[first:]
+        rest = content[first : asked.stop]
         headers = headers | {"Content-Length": str(len(rest))}
-        if first:
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        response = web.StreamResponse(status=206 if first else 200, headers=headers)
+        is_part = len(rest) < len(content)
+        if is_part:
+            headers["Content-Range"] = f"bytes {first}-{first + len(rest) - 1}/{len(content)}"
+        response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
         await response.prepare(request)
         breaks = self.break_after.get(path)
         with contextlib.suppress(ConnectionError):  # a client that wanted the headers only

@@ -67,38 +67,6 @@ def test_pull_prints_where_the_model_lies(hub: FakeHub, capsys: pytest.CaptureFi
     }  # fmt: skip
 
 
-def test_without_a_quantisation_the_devices_decide(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    from pyggml.engine import room
-
-    large = len(hub.repos["o/tiny"]["tiny-F16.gguf"])
-    for n_free, label in ((large * 2, "F16"), (large, "Q8_0")):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room, "free_bytes", lambda device, n_free=n_free: n_free)
-            result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu")
-        assert result.err.startswith(f"hf:o/tiny: {label} is taken ("), result.err
-        assert result.out.split()[0].endswith(f"tiny-{label}.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "free_bytes", lambda device: 1000)
-        result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu")
-    assert (result.status, result.out) == (2, "")
-    assert "no model of hf:o/tiny fits: the smallest, Q8_0" in result.err
-
-
-def test_a_reserve_takes_from_the_room(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    result = call(capsys, "pull", "hf:o/tiny", "--device", "cpu", "--reserve", str(1 << 30))
-    assert result.status == 2 and "fits" in result.err
-
-
-def test_of_replicas_the_one_with_least_room_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyggml.engine import room
-    from pyggml.engine.load_options import LoadOptions
-
-    monkeypatch.setattr(room, "free_bytes", lambda device: 10 << 30)
-    shared = room.room(LoadOptions(device="cpu,cpu,cpu", reserve=1024), 3)
-    assert shared == room.Room(int(0.85 * (3 << 30)), "3.0 GiB free on cpu for each of 3 replicas")
-    assert room.room(LoadOptions(device="cpu,cpu", tp=2)) == room.Room(int(0.85 * (10 << 30)), "10.0 GiB free on cpu")
-
-
 def test_list_shows_what_is_here_and_what_a_repository_has(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "list").out.startswith("no model was fetched yet")
     assert call(capsys, "list", "--json").out == "[]\n"

@@ -18,6 +18,7 @@ from pyggml.engine import LLM, ConfigError, DownloadError
 from pyggml.engine.downloads.fetching import Fetched, fetch
 from pyggml.engine.downloads.model_address import model_address
 from pyggml.engine.downloads.store import remove, stored_models
+from pyggml.engine.load_options import LoadOptions
 from pyggml.engine.room import Room
 
 ONE = b"GGUF" + bytes(range(256)) * 400
@@ -73,7 +74,8 @@ def test_what_is_here_is_used_without_asking(hub: FakeHub) -> None:
 
 
 def test_the_largest_that_fits_is_taken_and_told(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    found = fetched(f"hf:{NAME}", room=lambda: Room(150_000, "0.2 MB free on cpu"))
+    room = Room(LoadOptions(device="cpu"), 1, 150_000, "0.2 MB free on cpu")
+    found = fetched(f"hf:{NAME}", room=lambda: room)
     assert found.label == "Q4_0"
     line = capsys.readouterr().err.splitlines()[0]
     which = "the largest of 2 that fits into 0.2 MB free on cpu; there are Q8_0, Q4_0"
@@ -81,7 +83,7 @@ def test_the_largest_that_fits_is_taken_and_told(hub: FakeHub, capsys: pytest.Ca
 
 
 def test_the_room_does_not_matter_to_a_quantisation_that_is_named(hub: FakeHub) -> None:
-    assert fetched(f"hf:{NAME}:Q8_0", room=lambda: Room(0, "")).label == "Q8_0"
+    assert fetched(f"hf:{NAME}:Q8_0", room=lambda: Room(LoadOptions(), 1, 0, "")).label == "Q8_0"
 
 
 def test_a_broken_connection_goes_on_where_it_broke(hub: FakeHub) -> None:

@@ -85,22 +85,23 @@ def test_a_choice_that_is_none_is_refused_with_what_there_is(choice: str, messag
         named(found, choice, "hf:o/r")
 
 
-@pytest.mark.parametrize(("room", "label"), [(None, "F16"), (100, "F16"), (99, "Q8_0"), (98, "Q4_0")])
-def test_the_largest_that_fits_is_taken(room: int | None, label: str) -> None:
+@pytest.mark.parametrize(("n_bytes", "label"), [(100, "F16"), (99, "Q8_0"), (98, "Q4_0")])
+def test_the_largest_that_fits_is_taken(n_bytes: int, label: str) -> None:
     found = variants(files("m-F16.gguf", "m-Q8_0.gguf", "m-Q4_0.gguf", "mmproj-F32.gguf"))
-    assert largest(found, room, "hf:o/r").label == label
+    assert largest(found, lambda v: "large" if v.n_bytes > n_bytes else "", "hf:o/r").label == label
 
 
 def test_where_none_fits_the_smallest_is_told() -> None:
     found = variants([RemoteFile("m-F16.gguf", 3 << 30, ""), RemoteFile("m-Q4_0.gguf", 1 << 30, "")])
-    with pytest.raises(ConfigError, match=r"no model of hf:o/r fits: the smallest, Q4_0, has 1.00 GiB.*F16, Q4_0"):
-        largest(found, 1 << 29, "hf:o/r")
+    message = "no model of hf:o/r fits: the smallest is Q4_0 with 1.00 GiB: too large; .*: F16, Q4_0"
+    with pytest.raises(ConfigError, match=message):
+        largest(found, lambda v: "too large", "hf:o/r")
 
 
 def test_of_several_models_none_is_guessed() -> None:
     found = variants(files("a-Q8_0.gguf", "b-Q8_0.gguf", "a-Q4_0.gguf"))
     with pytest.raises(ConfigError, match="2 models of Q8_0"):
-        largest(found, 100, "hf:o/r")
+        largest(found, lambda v: "", "hf:o/r")
 
 
 SUM = "a" * 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,13 @@ def model_path(settings: Settings) -> Path:
 def room_here(settings: Settings) -> Room:
     """The room on the devices that options name, as far as the command has such options."""
     if not settings.takes("device"):
-        return room(LoadOptions())
-    names = ("tp", "layer_split", "reserve")
-    options = LoadOptions(device=_device(settings), **{name: settings[name.replace("_", "-")] for name in names})
-    return room(options, settings["dp"] if settings.takes("dp") else 1)
+        return room(LoadOptions(parallel=1))
+    names = {field.name: field.name.replace("_", "-") for field in fields(LoadOptions)}
+    chosen = {name: settings[long] for name, long in names.items() if settings.takes(long)}
+    parallel = chosen.get("parallel", 1)  # bench has several
+    chosen |= {"device": _device(settings), "parallel": max(parallel) if isinstance(parallel, list) else parallel}
+    n_replicas = settings["dp"] if settings.takes("dp") else 1
+    return room(LoadOptions(**chosen), n_replicas, in_child=settings.command == "serve")
 
 
 def named_address(settings: Settings) -> Address:

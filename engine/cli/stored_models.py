@@ -49,12 +49,12 @@ def _list_offered(settings: Settings) -> int:
         print(json.dumps([_offered_document(each, limit) for each in found], ensure_ascii=False))
     else:
         rows = [
-            (one_line(each.name), shown_bytes(each.n_bytes), str(each.n_files), _yes(each.n_bytes <= limit.n_bytes),
+            (one_line(each.name), shown_bytes(each.n_bytes), str(each.n_files), _yes(limit.is_enough(each.n_bytes)),
              _yes(each.is_here))
             for each in found
         ]  # fmt: skip
         print(render(rows, header=("model", "size", "files", "fits", "here"), right=(1, 2)))
-        print(f"fits: into {limit.text}, with room for a context")
+        print(f"fits: by its size, into {limit.text}, with room for a context")
     return 0
 
 
@@ -67,7 +67,7 @@ def _offered_document(each: Offered, limit: Room) -> dict[str, Any]:
         "name": each.name,
         "n_bytes": each.n_bytes,
         "n_files": each.n_files,
-        "fits": each.n_bytes <= limit.n_bytes,
+        "fits": limit.is_enough(each.n_bytes),
         "is_here": each.is_here,
     }
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from ..errors import ConfigError, DownloadError
 from ..room import Room
 from . import hub, web
+from .head import Heads
 from .model_address import Address, HubAddress, WebAddress
 from .transfer import Wanted, check_disk, transfer
 from .variant import Variant, largest, listed, named
 
+Head = Callable[[Variant], contextlib.AbstractContextManager[Path | None]]  # gives a file that opens like the model
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
@@ -65,7 +67,7 @@ def _fetched(address: Address, room: Callable[[], Room] | None, offline: bool, i
         return _from_web(address, offline, is_anew)
     here = hub.stored(address)
     if not is_anew and here and (not address.choice or offline or _has(here, address.choice)):
-        variant = _choose(here, address, room, "of those that are here")
+        variant = _choose(here, address, room, _stored_head, "of those that are here")
         return Fetched(address, variant.label, tuple(hub.stored_path(file) for file in variant.files), 0)
     if offline:
         raise ConfigError(f"{address} is not on this disk, and --offline or HF_HUB_OFFLINE says to ask no server")
@@ -78,8 +80,13 @@ def _has(found: Sequence[Variant], choice: str) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _stored_head(variant: Variant) -> Iterator[Path | None]:
+    yield hub.stored_path(variant.first)
+
+
 def _choose(
-    found: Sequence[Variant], address: HubAddress, room: Callable[[], Room] | None, among: str = ""
+    found: Sequence[Variant], address: HubAddress, room: Callable[[], Room] | None, head: Head, among: str = ""
 ) -> Variant:
     """The variant that was named, else the largest that fits, which is told."""
     of = str(HubAddress(address.repo, address.revision))
@@ -88,7 +95,7 @@ def _choose(
     if len(found) == 1:
         return found[0]
     limit = None if room is None else room()
-    variant = largest(found, limit.n_bytes if limit else None, of)
+    variant = largest(found, lambda v: "" if limit is None else _hindrance(v, limit, head), of)
     where = f" that fits into {limit.text}" if limit else ""
     among = f" {among}" if among else f" of {len(found)}"
     say(
@@ -98,9 +105,26 @@ def _choose(
     return variant
 
 
+def _hindrance(variant: Variant, limit: Room, head: Head) -> str:
+    """Why a variant does not fit, by the planner where it can tell, else by its size."""
+    if variant.n_bytes > limit.free_bytes:
+        return f"there are {limit.text}"
+    with head(variant) as path:
+        hindrance = None if path is None else limit.hindrance(path)
+    if hindrance is None:
+        return "" if limit.is_enough(variant.n_bytes) else f"there are {limit.text}, and the context needs some of it"
+    return hindrance
+
+
 def _from_hub(address: HubAddress, room: Callable[[], Room] | None) -> Fetched:
     commit, found = hub.listing(address)
-    variant = _choose(found, address, room)
+
+    heads = Heads()
+
+    def head(variant: Variant) -> contextlib.AbstractContextManager[Path | None]:
+        return heads.of(hub.wanted_files(address, commit, variant), [file.path for file in variant.files])
+
+    variant = _choose(found, address, room, head)
     wanted = hub.wanted_files(address, commit, variant)
     paths = []
     with _progress(wanted, f"{address.repo}:{variant.label}", hub.cache_folder()) as (progress, n_new_bytes):

@@ -188,6 +188,32 @@ def _stream(wanted: Wanted, sink: _Sink) -> None:
             sink.write(chunk)
 
 
+def read_range(wanted: Wanted, start: int, end: int) -> bytes | None:
+    """These bytes of a file; None where they cannot be had."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
+
+    network_error: type[Exception] = HfHubHTTPError.__bases__[0]
+    if start >= end:
+        return b""
+    headers = dict(wanted.headers) | {"Range": f"bytes={start}-{end - 1}"}
+    content = bytearray()
+    try:
+        with http_stream_backoff(
+            "GET", wanted.url, headers=headers, timeout=_TIMEOUT_S, retry_on_exceptions=(), retry_on_status_codes=()
+        ) as response:
+            hf_raise_for_status(response)
+            if response.status_code != PARTIAL_CONTENT and start:
+                return None
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) >= end - start:  # a server that knows no ranges sends more
+                    break
+    except (network_error, OSError):
+        return None
+    return bytes(content[: end - start])
+
+
 def _broken(wanted: Wanted, n_bytes: int, error: Exception) -> DownloadError:
     of = "" if wanted.n_bytes is None else f" of {wanted.n_bytes}"
     reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__

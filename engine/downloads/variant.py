@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -108,27 +108,22 @@ def named(found: Sequence[Variant], choice: str, of: str) -> Variant:
     raise ConfigError(f"{of} has no {choice}{near}; it has {listed(labels)}")
 
 
-def largest(found: Sequence[Variant], room_bytes: int | None, of: str) -> Variant:
-    """The largest variant of at most `room_bytes`; None is any size.
+def largest(found: Sequence[Variant], hindrance: Callable[[Variant], str], of: str) -> Variant:
+    """The largest variant that is not refused; `hindrance` says why one does not fit, and nothing of one that does.
 
     Raises ConfigError where none fits, and where the repository has several models of that quantisation.
     """
-    fitting = [v for v in found if room_bytes is None or v.n_bytes <= room_bytes]
-    if not fitting:
-        smallest = found[-1]
+    if why := hindrance(found[-1]):
+        size = f"{found[-1].n_bytes / 2**30:.2f} GiB"
         raise ConfigError(
-            f"no model of {of} fits: the smallest, {smallest.label}, has {_shown(smallest.n_bytes)}, and with room for "
-            f"the context {_shown(room_bytes or 0)} can be taken; name one behind a colon to take it all the same: "
-            f"{listed([v.label for v in found])}"
+            f"no model of {of} fits: the smallest is {found[-1].label} with {size}: {why}; name one behind a colon to "
+            f"take it all the same: {listed([v.label for v in found])}"
         )
-    return named(found, fitting[0].label, of)
+    fitting = next((v for v in found[:-1] if not hindrance(v)), found[-1])
+    return named(found, fitting.label, of)
 
 
 def listed(labels: Sequence[str]) -> str:
     """Names with commas, many of them shortened."""
     more = f", and {len(labels) - _MAX_LISTED} more" if len(labels) > _MAX_LISTED else ""
     return ", ".join(labels[:_MAX_LISTED]) + more
-
-
-def _shown(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.2f} GiB"
