@@ -42,7 +42,7 @@ def n_tokens(prompt: str | list[int]) -> int:
 
 def blocks_of(data: bytes) -> Blocks:
     """A hash of each whole block and all before it."""
-    found, before = [], 0
+    found, before = array.array("q"), 0
     for start in range(0, min(len(data) - BLOCK_BYTES + 1, MAX_BLOCKS * BLOCK_BYTES), BLOCK_BYTES):
         before = hash((before, data[start : start + BLOCK_BYTES]))
         found.append(before)

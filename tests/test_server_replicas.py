@@ -339,6 +339,18 @@ def test_a_killed_replica_loses_only_its_own_requests_and_comes_back(endless: Pa
             thread.join(HANG_S)
 
 
+def test_without_any_replica_health_is_503_until_one_is_back(endless: Path) -> None:
+    with ServerProcess(endless, *TWO) as server:
+        for row in rows(server):
+            os.kill(row["pid"], signal.SIGKILL)
+        until(lambda: server.get("/health").status == 503)
+        refused = server.chat(max_tokens=2)
+        assert (refused.status, refused.json["error"]["type"]) == (503, "unavailable_error")
+        until(lambda: server.get("/health").json["status"] == "ok")
+        assert [row["n_restarts"] for row in rows(server)] == [1, 1]
+        assert server.chat(max_tokens=2).status == 200
+
+
 def test_the_start_tells_of_every_replica(endless: Path) -> None:
     with ServerProcess(endless, *TWO, "--pin") as server:
         told = [line[:15] for line in server.lines if line.startswith("replica")]
