@@ -2,7 +2,7 @@
 
 Shapes of all families with float weights stay within 1e-4, quantised ones within 5e-3, or four times the CPU's own
 distance from exact arithmetic where that is more: a router may choose another expert for a rounding. So float weights
-with experts and a float16 cache have 5e-3 too, where a float32 cache is within 1e-4.
+with experts may be four times as far off as the CPU itself comes when its weights are rounded as TF32 rounds them.
 """
 
 from __future__ import annotations
@@ -68,22 +68,39 @@ def has_experts(path: Path) -> bool:
         return any("_exps" in name for name in file)
 
 
+def own_unrest(path: Path, cache: str, right: np.ndarray, folder: Path) -> float:
+    """How far the CPU comes from itself when weights change by a part in a thousand, as TF32 and float16 round."""
+    worst = 0.0
+    for seed in range(6):
+        dice = np.random.default_rng(seed)
+        copy = folder / "near.gguf"
+        with gg.GGUF(path) as file:
+            writer = gg.GGUFWriter(copy, file.metadata, file.metadata.types)
+            for tensor in file.tensors.values():
+                values = tensor.numpy().astype(np.float32)
+                noise = 1 + 2.0**-11 * dice.uniform(-1, 1, values.shape).astype(np.float32)
+                writer.add_tensor(tensor.name, values * noise if values.ndim > 1 else values, "f32")
+            writer.write()
+        worst = max(worst, nmse(logits(copy, "cpu", cache)[0], right))
+    return worst
+
+
 @pytest.mark.parametrize(("arch", "variant", "quant", "cache"), RUNS)
 def test_cuda_logits_equal_the_cpus(arch: str, variant: str, quant: str, cache: str, tmp_path: Path) -> None:
     path = write_family(tmp_path / "model.gguf", arch, quant=quant, variant=variant)
     right = logits(path, "cpu", cache)
-    errors = [nmse(ours, theirs) for ours, theirs in zip(logits(path, CARDS[0], cache), right)]
+    found = logits(path, CARDS[0], cache)
+    errors = [nmse(ours, theirs) for ours, theirs in zip(found, right)]
     print(f"{arch} {variant} {quant} {cache}: {errors[0]:.1e} at once, {errors[1]:.1e} step by step")
     is_exact = quant in FLOATS and "MXFP4" not in {kind for _, kind in RECIPES[arch][variant].types}
     limit = 1e-4 if is_exact else 5e-3
     if max(errors) > limit and not is_exact:
         limit = 4 * own_distance(path, right[0], tmp_path)
-    if max(errors) > limit and is_exact and cache == "f16" and has_experts(path):
-        exact = [nmse(*pair) for pair in zip(logits(path, CARDS[0], "f32"), logits(path, "cpu", "f32"))]
-        print(f"  with a float32 cache: {exact[0]:.1e} at once, {exact[1]:.1e} step by step")
-        assert max(exact) <= limit
-        limit = 5e-3
-    assert max(errors) <= limit
+    if max(errors) > limit and is_exact and has_experts(path):
+        limit = 4 * own_unrest(path, cache, right[0], tmp_path)
+        print(f"  the CPU's own unrest: {limit / 4:.1e}")
+    by_position = [[f"{nmse(*row):.0e}" for row in zip(ours, theirs)] for ours, theirs in zip(found, right)]
+    assert max(errors) <= limit, by_position
 
 
 @two_cards
@@ -109,6 +126,7 @@ def test_recorded_decoding_gives_the_answers_of_steps_by_step_scoring(arch: str,
     with opened(path, CARDS[:1], "f16") as llm:
         (answer,) = llm.generate([list(PROMPT)], **asked)
         rows = llm.score([*PROMPT, *answer.ids], logits=True)[len(PROMPT) - 1 : -1]
+        rows[:, sorted(llm.model.tokenizer.stop_ids)] = rows.min()  # ignore_eos never takes them
     best = np.sort(rows, axis=-1)
     chosen = rows[np.arange(len(answer.ids)), answer.ids]
     assert (chosen >= best[:, -1] - 1e-2 * np.abs(best).max()).all()
