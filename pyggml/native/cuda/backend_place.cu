@@ -7,6 +7,7 @@
 #include "ggml-backend-impl.h"
 
 #include <cstring>
+#include <string>
 
 bool find_place(ggml_backend_t backend, place & found, const reason & why) {
     ggml_backend_dev_t device = ggml_backend_get_device(backend);
@@ -19,7 +20,9 @@ bool find_place(ggml_backend_t backend, place & found, const reason & why) {
     }
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
-    if (!why.passed(cudaDeviceGetByPCIBusId(&found.card, props.device_id), "cudaDeviceGetByPCIBusId")) {
+    std::string bus_id = props.device_id;
+    bus_id = bus_id.substr(0, bus_id.find("-v"));  // of an emulated device the number among those of its card follows
+    if (!why.passed(cudaDeviceGetByPCIBusId(&found.card, bus_id.c_str()), "cudaDeviceGetByPCIBusId")) {
         return false;
     }
     const cudaStream_t & stream = context->streams[context->device][context->curr_stream_no];
