@@ -46,12 +46,17 @@ def test_the_quantisation_of_a_file(path: str, label: str) -> None:
     [
         "mmproj-F16.gguf", "mmproj.gguf", "x-mmproj-model-f16.gguf", "imatrix.gguf", "x-imatrix_unsloth.gguf",
         "m-Q8_0.bin", "m.imatrix.gguf", "ggml-vocab-llama.gguf", "control-vector.gguf", "MTP/mtp-m-Q8_0.gguf",
-        "README.md", "adapter.gguf", "m-draft-Q8_0.gguf", "m-Q4_0_4_4.gguf", "m-Q8_0-00001-of-00002.gguf",
+        "README.md", "adapter.gguf", "draft-m-Q8_0.gguf", "m-Q4_0_4_4.gguf", "m-Q8_0-00001-of-00002.gguf",
         "m-Q8_0-00002-of-00002.gguf",
     ],
 )  # fmt: skip
 def test_what_is_no_model(path: str) -> None:
     assert [v.label for v in variants(files(path, "m-Q4_0.gguf"))] == ["Q4_0"]
+
+
+@pytest.mark.parametrize("path", ["Coder-Draft-0.6B-Q8_0.gguf", "Qwen3-MTP-Q8_0.gguf", "alpaca-lora-7b-Q8_0.gguf"])
+def test_a_model_whose_name_has_such_a_word_is_one(path: str) -> None:
+    assert [v.label for v in variants(files(path))] == ["Q8_0"]
 
 
 def test_a_split_model_is_one_with_its_shards_in_order() -> None:

@@ -118,7 +118,6 @@ def _hindrance(variant: Variant, limit: Room, head: Head) -> str:
 
 def _from_hub(address: HubAddress, room: Callable[[], Room] | None) -> Fetched:
     commit, found = hub.listing(address)
-
     heads = Heads()
 
     def head(variant: Variant) -> contextlib.AbstractContextManager[Path | None]:

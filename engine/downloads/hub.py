@@ -1,8 +1,8 @@
 """Repositories of the Hugging Face hub, and the folder where huggingface_hub keeps what came from there.
 
 The folder's layout is huggingface_hub's (blobs, snapshots, refs), so that other programs find the models and ours finds
-theirs. Its own download keeps no part of a file when a process ends; files come by transfer.py for that, and through it
-only where the hub gives no plain HTTP, which is above 50 GB. Token, address and folder are huggingface_hub's.
+theirs. Files come by transfer.py, since its own download of 2.4 keeps no part of a file when a process ends; through it
+come only those of more than 50 GB, which the hub does not give by plain HTTP. Token and address are huggingface_hub's.
 """
 
 from __future__ import annotations

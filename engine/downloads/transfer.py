@@ -1,8 +1,7 @@
 """One file over HTTP onto the disk: what came stays when the connection breaks, and nothing is kept unchecked.
 
 What is not whole yet lies beside its place under the name `….incomplete`, locked while a process writes it; sums are
-made while the bytes come. Connections, redirects and proxies are huggingface_hub's. Its own downloads have no use for
-what an earlier process left.
+made while the bytes come. Connections, redirects and proxies are huggingface_hub's.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 
 _MAX_LISTED = 40
-# Words in names of GGUF files that no one can talk to.
+# Words in names of GGUF files that no one can talk to; some of them tell only where they come first.
 _NO_MODEL = re.compile(
-    r"mmproj|imatrix|(?:^|[-_./])(?:control[-_]?vector|cvector|vocab|vae|clip|mtp|draft|eagle3?|adapter)(?=[-_.]|$)",
+    r"mmproj|imatrix|(?:^|[-_./])(?:control[-_]?vector|cvector|vocab|adapter)(?=[-_.]|$)"
+    r"|(?:^|/)(?:mtp|draft|eagle3?|clip|vae)[-_.][^/]*$",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
