@@ -206,10 +206,11 @@ def slice_view(x: Tensor, index: Any) -> Tensor:
     need(starts[-1] % block == 0, "slicing", x, because=f"a row can be cut only every {block} elements")
     offsets = [start * stride for start, stride in zip(starts[:-1], x.strides)]
     lengths = [stop - start for start, stop in zip(starts, stops)]
-    window = view(x, lengths, x.strides[:-1], sum(offsets) + starts[-1] // block * size)
+    offset = sum(offsets) + starts[-1] // block * size
     kept = [axis for axis in range(x.ndim) if axis not in dropped] or [x.ndim - 1]
-    if len(kept) == x.ndim:
-        return window
+    if kept[-1] == x.ndim - 1:  # one node, as device code expects that makes one kernel of several
+        return view(x, [lengths[axis] for axis in kept], [x.strides[axis] for axis in kept[:-1]], offset)
+    window = view(x, lengths, x.strides[:-1], offset)
     if kept != sorted(set(range(x.ndim)) - set(range(len(dropped)))):
         window = permute(window, [axis for axis in range(x.ndim) if axis not in kept] + kept)
     return Tensor(window.handle, len(kept), window.owner, window.graph)
