@@ -24,6 +24,7 @@ class LogprobReader:
 
     wants_hidden = False
     first = 0
+    is_steady = False
     max_rows: int | None = None
 
     def __init__(self, ids: Sequence[int], n_top: int = 0) -> None:
@@ -56,6 +57,7 @@ class LogitReader:
     """Logits of a prompt from token `first` on, or the exact log-probabilities of the tokens behind them in float64."""
 
     wants_hidden = False
+    is_steady = True
 
     def __init__(self, ids: Sequence[int], *, whole: bool, first: int = 0, max_rows: int | None = None) -> None:
         self.first = first
@@ -92,6 +94,7 @@ class PoolReader:
 
     wants_hidden = True
     first = 0
+    is_steady = False
     max_rows: int | None = None
 
     def __init__(self, pooling: str) -> None:

@@ -101,11 +101,13 @@ class Delta:
 class PromptReader(Protocol):
     """What is given the results of all prompt tokens: logits, or with `wants_hidden` hidden states.
 
-    Those from position `first` on, at most `max_rows` at a time where that is a number.
+    Those from position `first` on, at most `max_rows` at a time where that is a number. How much is evaluated at a time
+    decides the last bits of results; with `is_steady` it does not depend on how long steps take.
     """
 
     wants_hidden: bool
     first: int
+    is_steady: bool
     max_rows: int | None
 
     def take(self, start: int, rows: np.ndarray) -> None:

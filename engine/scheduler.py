@@ -80,6 +80,7 @@ class Scheduler:
 
     def _reading(self, request: Request, reader: PromptReader, limit: int) -> Row:
         """The next stretch of a prompt that is read: up to the first result that is wanted, or from there on."""
+        limit = self.limits.max_chunk if reader.is_steady else limit
         n_unread = reader.first - request.n_past
         if n_unread > 0:
             return self._chunk(request, min(n_unread, reader.max_rows or limit, limit))

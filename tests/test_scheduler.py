@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pyggml.engine.batch import Batch, Limits, Phase
 from pyggml.engine.prefix_cache import PrefixCache
 from pyggml.engine.prefix_tree import Ids
+from pyggml.engine.prompt_reader import LogitReader, PoolReader
 from pyggml.engine.request import Delta, FinishReason, Request
 from pyggml.engine.sampler import Sampled, Sampler
 from pyggml.engine.sampling_params import SamplingParams
@@ -110,6 +112,44 @@ def test_long_prompts_go_in_chunks_and_only_the_last_wants_logits() -> None:
     assert seen == [(0, (0, 1, 2, 3), False), (4, (4, 5, 6, 7), False), (8, (8, 9), True)]
     batch = scheduler.schedule()
     assert batch is not None and batch.phase is Phase.DECODE and batch.rows[0].ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("first", "max_rows", "expected"),
+    [
+        (0, None, [(0, 64, True), (64, 128, True), (128, 150, True)]),
+        (100, None, [(0, 64, False), (64, 100, False), (100, 150, True)]),
+        (100, 40, [(0, 40, False), (40, 80, False), (80, 100, False), (100, 140, True), (140, 150, True)]),
+        (149, None, [(0, 64, False), (64, 128, False), (128, 149, False), (149, 150, True)]),
+    ],
+)
+def test_given_tokens_are_read_in_steps_that_do_not_depend_on_time(
+    first: int, max_rows: int | None, expected: list[tuple[int, int, bool]]
+) -> None:
+    scheduler, _ = made(1, 64)
+    ids = list(range(150))
+    scheduler.add(replace(request(ids, max_new=0), reader=LogitReader(ids, whole=True, first=first, max_rows=max_rows)))
+    seen = []
+    for _ in expected:
+        batch = scheduler.schedule()
+        assert batch is not None
+        (row,) = batch.rows
+        seen.append((row.start, row.start + len(row.ids), row.is_read))
+        scheduler.ran(batch, 100.0)  # much longer than steps may take
+    assert seen == expected
+
+
+def test_other_prompts_are_read_in_steps_that_end_in_time() -> None:
+    scheduler, _ = made(1, 64)
+    ids = list(range(150))
+    scheduler.add(replace(request(ids, max_new=0), reader=PoolReader("mean")))
+    lengths = []
+    while sum(lengths) < 150:
+        batch = scheduler.schedule()
+        assert batch is not None
+        lengths.append(len(batch.rows[0].ids))
+        scheduler.ran(batch, 100.0)
+    assert lengths == [64, 32, 32, 22]
 
 
 def test_prefill_and_decode_take_turns() -> None:
