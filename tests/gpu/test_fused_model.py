@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_model import write
 
 import pyggml as gg
 from pyggml.engine import LLM
 
 CARDS = [d.name for d in gg.devices() if d.module == "cuda"]
 pytestmark = pytest.mark.skipif(not CARDS, reason="no CUDA device")
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "requantize_gguf.py"
+ROOT = Path(__file__).resolve().parents[2]
+WRITER, EXAMPLE = ROOT / "bench" / "synthetic_model.py", ROOT / "examples" / "requantize_gguf.py"
 IDS = list(range(100, 140))
 MODES = [
     pytest.param(("cuda:0", {}), id="one"),
@@ -45,12 +45,9 @@ def model(
     """A file, the logits of its weights in float32, and how far ggml's kernels are from them."""
     folder = tmp_path_factory.mktemp("model")
     path, exact = folder / "model.gguf", folder / "exact.gguf"
-    write("llama-1b", request.param, str(path), n_layer=8)
-    subprocess.run(
-        [sys.executable, EXAMPLE, path, exact, "--type", "f32", "--threads", "8"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run([sys.executable, WRITER, "llama-1b", request.param, path, "--layers", "8"], **quiet)
+    subprocess.run([sys.executable, EXAMPLE, path, exact, "--type", "f32", "--threads", "8"], **quiet)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYGGML_FUSED", "0")
         right = logits(exact)
