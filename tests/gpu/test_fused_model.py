@@ -38,6 +38,10 @@ def error(found: np.ndarray, right: np.ndarray) -> float:
     return float((((found - right) ** 2).sum(1) / (centred**2).sum(1)).mean())
 
 
+def do(script: Path, *arguments: str | Path) -> None:
+    subprocess.run([sys.executable, script, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
 @pytest.fixture(scope="module", params=["q8_0", "q4_k"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -45,9 +49,8 @@ def model(
     """A file, the logits of its weights in float32, and how far ggml's kernels are from them."""
     folder = tmp_path_factory.mktemp("model")
     path, exact = folder / "model.gguf", folder / "exact.gguf"
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run([sys.executable, WRITER, "llama-1b", request.param, path, "--layers", "8"], **quiet)
-    subprocess.run([sys.executable, EXAMPLE, path, exact, "--type", "f32", "--threads", "8"], **quiet)
+    do(WRITER, "llama-1b", request.param, path, "--layers", "8")
+    do(EXAMPLE, path, exact, "--type", "f32", "--threads", "8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYGGML_FUSED", "0")
         right = logits(exact)
