@@ -7,6 +7,7 @@ typedef struct {
     void (*abort)(void *self);
     void (*free)(void *self);
     bool can_capture;
+    bool starts_early;
 } pg_transport;
 typedef struct {
     void *self;

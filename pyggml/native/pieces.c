@@ -77,7 +77,8 @@ int pg_pieces_n_fused(const pg_pieces * pieces) {
     return n;
 }
 
-int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend) {
+int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, bool is_before_ours, const pgc_api * api,
+                     ggml_backend_t backend) {
     for (int i = first; i < stop; i++) {
         pg_piece * piece = &pieces->items[i];
         if (!piece->is_fused) {
@@ -89,7 +90,9 @@ int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_ap
             continue;
         }
         char why[200];
-        if (!api->fuse_launch(&piece->fused, backend, why, sizeof(why))) {
+        pg_fused fused = piece->fused;
+        fused.is_before_ours |= is_before_ours && i == stop - 1;
+        if (!api->fuse_launch(&fused, backend, why, sizeof(why))) {
             GGML_LOG_ERROR("%s\n", why);
             return GGML_STATUS_FAILED;
         }

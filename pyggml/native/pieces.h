@@ -25,8 +25,9 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop);
 void pg_pieces_free(pg_pieces * pieces);
 int pg_pieces_n_fused(const pg_pieces * pieces);
 
-// Launches pieces first to stop - 1 in turn; a ggml_status.
-int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend);
+// Launches pieces first to stop - 1 in turn; a ggml_status. With is_before_ours a launch of ours follows the last.
+int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, bool is_before_ours, const pgc_api * api,
+                     ggml_backend_t backend);
 
 #ifdef __cplusplus
 }

@@ -184,8 +184,10 @@ static int compute(pg_plan * plan, int i) {
     if (is_serial) {
         pg_group_lock(plan->group, true);
     }
+    const pg_step * next = i < plan->n_steps ? &plan->steps[i] : NULL;
+    const bool is_before_ours = next && plan->group && pg_group_starts_early(plan->group, (enum pg_op) next->op, next->tensor);
     const int status = plan->first_piece ?
-        pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], plan->api, plan->backend) :
+        pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], is_before_ours, plan->api, plan->backend) :
         (int) ggml_backend_graph_compute_async(plan->backend, segment);
     if (is_serial) {
         ggml_backend_synchronize(plan->backend);

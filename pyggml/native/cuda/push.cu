@@ -231,6 +231,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
     push->face.self = push.get();
     push->face.all_reduce = all_reduce;
     push->face.can_capture = true;
+    push->face.starts_early = true;
     push->face.poll = poll;
     push->face.abort = [](void * self) { static_cast<push_transport *>(self)->abort(); };
     push->face.free = [](void * self) { delete static_cast<push_transport *>(self); };
