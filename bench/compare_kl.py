@@ -102,8 +102,8 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def measured(name: str, args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """All rows of one model, measured or kept."""
+def measured(name: str, args: argparse.Namespace) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """The file's name and all rows of one model, measured or kept."""
     model = Model(name)
     path = Path(model.path)
     model.close()
@@ -128,7 +128,7 @@ def measured(name: str, args: argparse.Namespace) -> list[tuple[str, dict[str, A
             command += ["--file", str(text), "--threads", str(args.threads), "--json", *MODES[mode]]
             row = rows.add(mode, row_of(json.loads(run(command))["run"]))
         found.append((mode, row))
-    return found
+    return path.stem, found
 
 
 def table(results: dict[str, list[tuple[str, dict[str, Any]]]]) -> str:
@@ -157,9 +157,10 @@ def main() -> None:
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    results = {name: measured(name, args) for name in args.models}
+    results = dict(measured(name, args) for name in args.models)
     n = args.windows * (args.ctx - 1 - args.ctx // 2)
-    print(f"{n} positions, {args.windows} windows of {args.ctx} tokens, text {fingerprint(corpus())}")
+    where = f"{args.windows} windows of {args.ctx} tokens, text {fingerprint(corpus())}"
+    print(f"{datetime.date.today()}, {n} positions in {where}; base: llama.cpp with micro-batches of {BASE_UBATCH}")
     print(table(results))
 
 

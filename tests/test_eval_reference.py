@@ -19,8 +19,10 @@ from pyggml.engine.logprob_file import LogprobFile
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
 
+from compare_kl import MODES as MODE_NAMES
 from corpus import corpus
 
+BENCH = Path(__file__).resolve().parent.parent / "bench"
 Capture = pytest.CaptureFixture[str]
 CTX, WINDOWS = 128, 2
 N = WINDOWS * 63
@@ -169,3 +171,24 @@ def test_what_llama_perplexity_saved_is_read(
         assert np.abs(here.codes.astype(int) - there.codes).max() <= 8
         np.testing.assert_allclose(here.scale, there.scale, rtol=1e-4)
         np.testing.assert_allclose(here.least, there.least, atol=1e-2)
+
+
+def test_the_bench_measures_every_mode_once(reference_bin: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("llama", quant="Q8_0")
+    command = [
+        sys.executable, str(BENCH / "compare_kl.py"), str(model), "--folder", str(tmp_path), "--ctx", "64",
+        "--windows", "2", "--floors", "64,8",
+    ]  # fmt: skip
+    env = {**os.environ, "PYGGML_BENCH_REFERENCE": str(reference_bin), "OMP_WAIT_POLICY": "passive"}
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=110)
+        outputs.append(done.stdout)
+    lines = [line.split(" | ") for line in outputs[0].splitlines() if line.startswith("|")]
+    runs = ["llama.cpp, micro-batches of 64", "llama.cpp, micro-batches of 8", *MODE_NAMES]
+    assert [cells[1] for cells in lines[2:]] == runs
+    assert outputs[0] == outputs[1]
+    assert done.stderr == "", "nothing was measured again"
+    kept = [json.loads(line) for line in (tmp_path / f"{model.stem}-64x2.jsonl").read_text().splitlines()]
+    assert [row["key"] for row in kept] == runs
+    assert all(row["n_positions"] == 62 and row["mean"] < 0.1 for row in kept)

@@ -106,9 +106,10 @@ def _other_settings(settings: Settings) -> Settings:
     try:
         words = shlex.split(settings["base-run"])
         name, options = settings.command, options_of(settings.command)
-        other = settle(name, options, parse(make_parser(name, COMMANDS[name], options), name, words), os.environ)
+        given = parse(make_parser(name, COMMANDS[name], options), name, words)
+        other = settle(name, options, given, os.environ)
     except ValueError as error:  # an unclosed quote; ConfigError is one too
         raise ConfigError(f"{source}: {error}") from error
-    if not other.is_given("model"):
+    if "model" not in given:
         other.take("model", settings["model"], settings.source("model"))
     return other
