@@ -22,8 +22,8 @@ def report(document: dict[str, Any]) -> str:
         render(rows, header=("", "this run", "floor")[: 1 + len(columns)], right=(1, 2)),
     ]
     if floor is not None:
-        word = "not above" if run["kl"]["mean"] <= floor["kl"]["mean"] else "ABOVE"
-        lines += ["", f"mean KL is {word} the floor's"]
+        is_above = run["kl"]["mean"] > floor["kl"]["mean"] + floor["kl"]["error"]
+        lines += ["", f"mean KL is {'ABOVE' if is_above else 'not above'} the floor's, standard error included"]
     return "\n".join(lines)
 
 
