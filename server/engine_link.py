@@ -32,7 +32,9 @@ from .messages import (
     Piece,
     Progress,
     Ready,
+    Status,
 )
+from .pulse import Pulse
 from .restarts import Restarts
 
 LOG = logging.getLogger("pyggml.server")
@@ -70,6 +72,7 @@ class EngineLink:
         self._was_ready = False
         self._idle = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._pulse = Pulse(lambda: self._asked(Status), lambda: bool(self._answers))
         self.state = State.LOADING
         self.reason = ""
         self.progress = 0.0
@@ -127,6 +130,7 @@ class EngineLink:
                     self._take(message)
         finally:
             self._process = None
+            self._pulse.end()
             self.state = State.STOPPED if self._stopping.is_set() else State.BROKEN
             self.reason = broken.reason if broken else "the engine's process has ended"
             self._end_all()
@@ -194,6 +198,7 @@ class EngineLink:
         answer = Answer(asked.id, asked.n * max(1, len(asked.prompts)), self._left)
         _send(process, asked)
         self._answers[asked.id] = answer
+        self._pulse.watch()
         return answer
 
     def _left(self, answer: Answer) -> None:
@@ -210,6 +215,11 @@ class EngineLink:
 
     async def call(self, make: Callable[[int], Message]) -> Any:
         """Send what `make` gives for a new id and wait for the result. Raises ApiError."""
+        self._ready_process()
+        self._pulse.watch()
+        return await self._asked(make)
+
+    async def _asked(self, make: Callable[[int], Message]) -> Any:
         process = self._ready_process()
         id = next(self._ids)
         _send(process, make(id))
@@ -224,6 +234,11 @@ class EngineLink:
     def pid(self) -> int | None:
         """The number of the engine's process."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def stuck(self) -> str:
+        """Why it is taken to hang; empty where it is not."""
+        return self._pulse.stuck
 
     @property
     def n_open(self) -> int:

@@ -24,7 +24,7 @@ RECENT_S = 2.0
 class Health(msgspec.Struct):
     """How the server is: ok, degraded, loading, rebuilding, broken, stopping.
 
-    `error` is llama-server's, where nothing is answered; degraded ones have replicas that do not answer, and others.
+    `error` is llama-server's, where nothing is answered. Degraded: some replicas do not answer, or one seems to hang.
     """
 
     status: str

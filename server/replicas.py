@@ -58,10 +58,10 @@ class Replica:
 
     @property
     def trouble(self) -> str:
-        """Why it answers nothing now; empty where it does."""
+        """Why it answers nothing now, or seems not to; empty where it does."""
         link, name = self.link, f"replica {self.number}"
         if link.state is State.READY:
-            return ""
+            return f"{name} {link.stuck}" if link.stuck else ""
         if link.state is State.LOADING:
             before = f"; before, {link.reason}" if link.reason else ""
             return f"{name} is loading ({100 * link.progress:.0f} %){before}"
@@ -141,9 +141,9 @@ class Replicas:
 
     @property
     def _able(self) -> list[Replica]:
-        """Those that can begin an answer now; while all build their ranks again, all that answer."""
+        """Those that can begin an answer now; where all build their ranks again or hang, all that are ready."""
         ready = self.ready
-        return [replica for replica in ready if not replica.link.is_rebuilding] or ready
+        return [replica for replica in ready if not (replica.link.is_rebuilding or replica.link.stuck)] or ready
 
     @property
     def state(self) -> State:
@@ -156,7 +156,8 @@ class Replicas:
     def reason(self) -> str:
         """Why not all of them answer; why an only one is broken."""
         if self.is_one:
-            return self.all[0].link.reason
+            link = self.all[0].link
+            return link.reason or (f"the engine {link.stuck}" if link.stuck else "")
         return "; ".join(replica.trouble for replica in self.all if replica.trouble)
 
     @property

@@ -58,8 +58,8 @@ def _row(replica: Replica, engine: dict[str, Any] | None) -> dict[str, Any]:
     link = replica.link
     return {
         "replica": replica.number,
-        "state": link.state.value if engine is None or engine["state"] == "ready" else engine["state"],
-        "reason": link.reason or (engine or {}).get("fault"),
+        "state": _state(replica, engine),
+        "reason": link.reason or link.stuck or (engine or {}).get("fault"),
         "progress": round(link.progress, 3),
         "pid": link.pid,
         "devices": [rank["device"] for rank in link.facts.get("plan", ())],
@@ -70,6 +70,15 @@ def _row(replica: Replica, engine: dict[str, Any] | None) -> dict[str, Any]:
         "n_restarts": link.n_restarts,
         "engine": engine,
     }
+
+
+def _state(replica: Replica, engine: dict[str, Any] | None) -> str:
+    if replica.link.stuck:
+        return "stuck"
+    if engine is None or engine["state"] == "ready":
+        return replica.link.state.value
+    state: str = engine["state"]
+    return state
 
 
 async def engine_statuses(front: Front) -> dict[int, dict[str, Any]]:

@@ -106,7 +106,7 @@ class FakeLink:
     def __init__(self, n_slots: int = 4) -> None:
         self.state, self.facts, self.reason = State.READY, {"n_slots": n_slots}, ""
         self.n_answers = self.n_tokens_to_do = 0
-        self.is_rebuilding = False
+        self.is_rebuilding, self.stuck = False, ""
 
     def generate(self, asked: Generate) -> Any:
         return SimpleNamespace()
@@ -167,13 +167,15 @@ async def test_one_that_does_not_answer_gets_nothing() -> None:
     assert [await sent(replicas, "a" * 500) for _ in range(3)] == [1, 1, 1]
 
 
-async def test_one_that_builds_its_ranks_again_gets_nothing_unless_all_do() -> None:
+async def test_one_that_builds_its_ranks_again_or_hangs_gets_nothing_unless_all_do() -> None:
     one, two = FakeLink(), FakeLink()
     replicas = replicas_of(one, two)
     one.is_rebuilding = True
     assert [await sent(replicas, "a" * 500) for _ in range(2)] == [1, 1]
     two.is_rebuilding = True
     assert await sent(replicas, "b" * 500) == 0
+    one.is_rebuilding, two.stuck, two.is_rebuilding = False, "has not answered for 12 s", False
+    assert await sent(replicas, "c" * 500) == 0
 
 
 @pytest.mark.parametrize(
