@@ -18,6 +18,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._messages: list[FromEngine] = []
+        self._is_closed = False
 
     def put(self, message: FromEngine) -> None:
         """Send a message; from any thread."""
@@ -32,5 +33,9 @@ class Outbox:
         """Send what has gathered; on the loop's thread."""
         with self._lock:
             messages, self._messages = self._messages, []
-        if messages:
+        if messages and not self._is_closed:
             self._write(messages)
+
+    def close(self) -> None:
+        """Send nothing more: nobody is left to hear it."""
+        self._is_closed = True

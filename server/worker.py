@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 from pyggml.engine import LLM, ConfigError, ModelError
 
@@ -25,6 +26,7 @@ from .messages import Broken, Load, Progress, Ready, frame, read_frame, to_engin
 from .outbox import Outbox
 
 PROGRESS_STEPS = 100
+CLOSE_S = 3.0  # less than the front waits
 MAX_FRAME_BYTES = 2**26
 
 
@@ -79,12 +81,26 @@ async def _serve(end: socket.socket) -> int:
     await asyncio.wait([reading, fault], return_when=asyncio.FIRST_COMPLETED)
     if not fault.done():
         await reading
+        outbox.close()
+        await _close(llm)
         return 0
     outbox.put(fault.result())
     outbox.flush()
     with contextlib.suppress(ConnectionError):
         await writer.drain()
     return 1
+
+
+async def _close(llm: LLM) -> None:
+    """Let what is written to disk come to its end, but wait for no device that hangs."""
+
+    def close() -> None:
+        with contextlib.suppress(Exception):  # the process ends in any case
+            llm.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    await asyncio.to_thread(closing.join, CLOSE_S)
 
 
 async def _read(reader: asyncio.StreamReader, answering: Answering) -> None:
