@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from ..errors import ConfigError
 
@@ -66,7 +66,7 @@ def model_address(name: str) -> Address:
         if match is None:
             raise ConfigError(f"{name!r} names no model of the hub; the form is {_HUB_FORM}")
         return HubAddress(match["repo"], match["revision"] or MAIN, match["choice"] or "")
-    parts = urlsplit(name)
+    parts = _parts(name)
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{name!r} is no address of a model; it is http://host/path/model.gguf or {_HUB_FORM}")
     if parts.netloc in (*_HUB_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc):
@@ -77,6 +77,17 @@ def model_address(name: str) -> Address:
     if not parts.path.lower().endswith(".gguf"):
         raise ConfigError(f"{name!r} names no .gguf file; an address is http://host/path/model.gguf")
     return WebAddress(urlunsplit(parts._replace(fragment="")), _sha256(name, parts.fragment))
+
+
+def _parts(name: str) -> SplitResult:
+    try:
+        parts = urlsplit(name)
+        _ = parts.port  # looked at here, since it may be wrong as well
+    except ValueError as error:
+        raise ConfigError(f"{name!r} is no address: {error}; one is http://host/path/model.gguf") from error
+    if "\0" in unquote(name):
+        raise ConfigError(f"{name!r} is no address: no file can have %00 in its name")
+    return parts
 
 
 def _sha256(name: str, fragment: str) -> str:
