@@ -32,10 +32,12 @@ def serving_devices() -> list[gg.Device]:
     return [*gg.discrete_gpus(), gg.device("cpu")]
 
 
-def free_bytes(device: gg.Device) -> int:
-    """Bytes that can be allocated on a device now."""
+def free_bytes(device: gg.Device, *, opens: bool = True) -> int:
+    """Bytes that can be allocated on a device now. Unless it `opens`, a card stays closed, as far as that is possible,
+    and what opening will take of it counts as free."""
     host = available_bytes() if device.kind == "cpu" else None
-    return device.memory_free if host is None else min(host, device.memory_free)
+    found = device.memory_free if opens else device.memory_free_unopened
+    return found if host is None else min(host, found)
 
 
 def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts, reserved_bytes: int) -> DeviceFacts:

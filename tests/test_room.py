@@ -13,6 +13,7 @@ import pytest
 from cli_calls import call
 from fake_hub import FakeHub
 
+import pyggml as gg
 from pyggml.engine import device_facts
 from pyggml.engine.load_options import LoadOptions
 from pyggml.engine.room import room
@@ -132,3 +133,12 @@ def test_of_replicas_the_one_with_least_room_decides(free: Free, tiny: Callable[
     assert shared.text.endswith(" GiB free on cpu for each of 2 replicas")
     path = tiny("llama", quant="F16")
     assert alone.hindrance(path) == "" and "ctx = 4096 with 2 slots needs" in str(shared.hindrance(path))
+
+
+def test_what_is_free_is_asked_without_opening_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(device: gg.Device) -> int:
+        raise AssertionError(f"{device.name} was opened")
+
+    monkeypatch.setattr(gg.Device, "memory_free", property(opened))
+    monkeypatch.setattr(gg.Device, "memory_free_unopened", property(lambda device: 5 * MB))
+    assert room(LoadOptions(device="cpu")).free_bytes == 5 * MB
