@@ -2,8 +2,8 @@
 
 The planner says so from the heads of the model's files, as it does before loading: with the context that is asked for,
 else with one of 4096 tokens or the model's own. Where it cannot tell, as for an architecture that is not known, a model
-fits that has at most 85 % of what is free. `python -m pyggml.engine.room` plans for a process that must not open devices,
-since a card that was opened keeps memory for as long as the process lives; what is free is asked without opening one.
+fits that has at most 85 % of what is free. `python -m pyggml.engine.room` plans for a process that must not open
+devices, since a card that was opened keeps memory for as long as the process lives; what is free is asked unopened.
 """
 
 from __future__ import annotations
