@@ -190,7 +190,9 @@ def test_other_files_than_models_are_fetched_too(
         ((), {}, 2, "c.json: model: urls must be a list of addresses"),
         (("/x",), {"sha256": "a"}, 2, "c.json: model: sha256 must be 64 hexadecimal digits"),
         (("/x",), {"md5": "a"}, 2, "c.json: model: there is no 'md5' in a file"),
-        (("/x",), {"path": ""}, 2, "c.json: model: path is missing"),
+        (("/x",), {"path": ""}, 2, "c.json: model: path must be that of a file"),
+        (("/x",), {"path": "a\0b"}, 2, "c.json: model: path must be that of a file"),
+        ((":99999/x",), {}, 2, "c.json: model: 'http://.*:99999/x' is no address: "),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_had_is_refused(

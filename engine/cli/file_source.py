@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..downloads.model_address import address_parts
 from ..errors import ConfigError
 
 _KEYS = ("path", "urls", "sha256")
@@ -32,10 +33,12 @@ class FileSource:
         urls, path, sha256 = value.get("urls"), value.get("path"), value.get("sha256") or ""
         if wrong:
             raise ConfigError(f"{source}: there is no {wrong[0]!r} in a file; it is {_FORM}")
-        if not isinstance(path, str) or not path:
-            raise ConfigError(f"{source}: path is missing; a file is {_FORM}")
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise ConfigError(f"{source}: path must be that of a file; a file is {_FORM}")
         if not isinstance(urls, list) or not urls or not all(_is_url(url) for url in urls):
             raise ConfigError(f"{source}: urls must be a list of addresses that begin with http; a file is {_FORM}")
+        for url in urls:
+            _check_url(url, source)
         if not isinstance(sha256, str) or not re.fullmatch(r"([0-9a-fA-F]{64})?", sha256):
             raise ConfigError(f"{source}: sha256 must be 64 hexadecimal digits")
         return cls(path, tuple(urls), sha256.lower(), source)
@@ -51,6 +54,13 @@ class FileSource:
             fetch_to(path, self.urls, self.sha256, is_model=is_model, offline=offline)
         except ConfigError as error:
             raise ConfigError(f"{self.source}: {error}") from error
+
+
+def _check_url(url: str, source: str) -> None:
+    try:
+        address_parts(url)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def _is_url(url: object) -> bool:

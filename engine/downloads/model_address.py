@@ -66,7 +66,7 @@ def model_address(name: str) -> Address:
         if match is None:
             raise ConfigError(f"{name!r} names no model of the hub; the form is {_HUB_FORM}")
         return HubAddress(match["repo"], match["revision"] or MAIN, match["choice"] or "")
-    parts = _parts(name)
+    parts = address_parts(name)
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{name!r} is no address of a model; it is http://host/path/model.gguf or {_HUB_FORM}")
     if parts.netloc in (*_HUB_HOSTS, urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc):
@@ -79,7 +79,8 @@ def model_address(name: str) -> Address:
     return WebAddress(urlunsplit(parts._replace(fragment="")), _sha256(name, parts.fragment))
 
 
-def _parts(name: str) -> SplitResult:
+def address_parts(name: str) -> SplitResult:
+    """The parts of an address. Raises ConfigError for one that cannot be."""
     try:
         parts = urlsplit(name)
         _ = parts.port  # looked at here, since it may be wrong as well

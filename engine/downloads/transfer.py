@@ -252,6 +252,7 @@ def check_disk(folder: Path, n_bytes: int, what: str) -> None:
     free = shutil.disk_usage(there).free
     if n_bytes > free:
         raise DownloadError(
-            f"{what} needs {n_bytes / 2**30:.2f} GiB and {there} has {free / 2**30:.2f} GiB free; make room, or set "
-            "HF_HUB_CACHE (models of the hub) or PYGGML_CACHE (others) to a folder on another disk"
+            f"{what} needs {n_bytes / 2**30:.2f} GiB and {there} has {free / 2**30:.2f} GiB free; make room, or have "
+            "it on another disk: HF_HUB_CACHE names the folder of models of the hub, PYGGML_CACHE that of others, and an "
+            "option file the path of its own"
         )
