@@ -182,6 +182,7 @@ MISTAKES: tuple[tuple[tuple[object, ...], str], ...] = (
     (("kl", "{model}", "--base-run", "--tp 2", "--file", "{text}", "--floor", "{base}"), "it needs --base"),
     (("kl", "{model}", "--base-run", "--tq 2", "--file", "{text}"), "--base-run: there is no option --tq"),
     (("kl", "{model}", "--base-run", "'", "--file", "{text}"), "--base-run: No closing quotation"),
+    (("kl", "{model}", "--base-run", "--ctx 8 --tp 2", "--file", "{text}"), "--base-run: --ctx is for both runs"),
     (("kl", "{model}", "--base-run", "{folder}/none.gguf", "--file", "{text}"), "no model file"),
     (("kl", "{model}", "--base-run", "{other}", "--file", "{text}"), "has a vocabulary of 288 tokens"),
     (("kl", "{model}", "--base", "{base}", "--positions", "{folder}/none/x.csv"), "no file can be written there"),

@@ -97,9 +97,13 @@ def bases(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [("smollm2", tuple(MODES)), ("gemma3", ("one device", "tp 2"))],
+    ids=["smollm2", "gemma3"],
+)
 def test_real_models_are_not_further_from_llama_cpp_than_it_is_from_itself(
-    name: str, bases: Callable[[str], tuple[Path, Path, Peer]], text: Path, capsys: Capture
+    name: str, modes: tuple[str, ...], bases: Callable[[str], tuple[Path, Path, Peer]], text: Path, capsys: Capture
 ) -> None:
     model, base, peer = bases(name)
     floor_file = base.with_name("floor.logits")
@@ -108,14 +112,15 @@ def test_real_models_are_not_further_from_llama_cpp_than_it_is_from_itself(
     document = evaluated(capsys, *words, "--floor", floor_file, *MODES["one device"])
     floor = document["floor"]
     found = {"one device": document["run"]}
-    found |= {mode: evaluated(capsys, *words, *MODES[mode])["run"] for mode in MODES if mode not in found}
+    found |= {mode: evaluated(capsys, *words, *MODES[mode])["run"] for mode in modes if mode not in found}
     assert floor["kl"]["mean"] > 1e-4
     for mode, run in found.items():
         assert run["n_positions"] == N
         # of so few positions the mean itself is known to a tenth
         assert run["kl"]["mean"] <= 1.3 * floor["kl"]["mean"], mode
         assert run["same_top"]["mean"] >= 0.9, mode
-    assert found["layer split 2"]["kl"] == found["one device"]["kl"]
+    if "layer split 2" in found:
+        assert found["layer split 2"]["kl"] == found["one device"]["kl"]
 
 
 @pytest.mark.timeout(300)

@@ -22,6 +22,10 @@ from .parser import make_parser, parse
 from .settings import Settings, settle
 
 
+# What is evaluated and told; the other run has no say in it.
+_OF_BOTH = ("file", "ctx", "windows", "base", "base-run", "floor", "positions", "json")
+
+
 class Base(Protocol):
     """Gives the rows that a run is held against. `windows` are the tokens at which both are evaluated."""
 
@@ -110,6 +114,8 @@ def _other_settings(settings: Settings) -> Settings:
         other = settle(name, options, given, os.environ)
     except ValueError as error:  # an unclosed quote; ConfigError is one too
         raise ConfigError(f"{source}: {error}") from error
+    if wrong := next((name for name in _OF_BOTH if name in given), None):
+        raise ConfigError(f"{source}: --{wrong} is for both runs; give it outside of {source}")
     if "model" not in given:
         other.take("model", settings["model"], settings.source("model"))
     return other
