@@ -21,7 +21,6 @@ from .options import options_of
 from .parser import make_parser, parse
 from .settings import Settings, settle
 
-
 # What is evaluated and told; the other run has no say in it.
 _OF_BOTH = ("file", "ctx", "windows", "base", "base-run", "floor", "positions", "json")
 

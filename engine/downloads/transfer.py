@@ -253,6 +253,6 @@ def check_disk(folder: Path, n_bytes: int, what: str) -> None:
     if n_bytes > free:
         raise DownloadError(
             f"{what} needs {n_bytes / 2**30:.2f} GiB and {there} has {free / 2**30:.2f} GiB free; make room, or have "
-            "it on another disk: HF_HUB_CACHE names the folder of models of the hub, PYGGML_CACHE that of others, and an "
+            "it on another disk: HF_HUB_CACHE is the folder of models of the hub, PYGGML_CACHE that of others, and an "
             "option file the path of its own"
         )
