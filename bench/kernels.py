@@ -25,6 +25,7 @@ from pyggml.cuda_module import cuda_api, why, words
 
 COLD_BYTES = 1.2e9
 N_REPEATS = 5
+NOISE = np.random.default_rng(0).integers(0, 255, 1 << 24, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,66 @@ class Part:
     is_gated: bool = False
     has_residual: bool = False
 
+    def n_bytes(self, kind: str) -> int:
+        return size_of(self.rows * self.k, kind) * (2 if self.is_gated else 1)
+
+    def build(self, g: gg.Graph, kind: str, n: int, n_copies: int) -> None:
+        x = g.input("x", (n, self.k))
+        residual = g.input("residual", (n, self.rows))
+        weight = g.weight(np.ones(self.k, np.float32))
+        for i in range(n_copies):
+            hidden = gg.rms_norm(x, 1e-5) * weight if self.is_normed else x
+            y = gg.mul_mat(matrix(g, f"w{i}", (self.rows, self.k), kind), hidden)
+            if self.is_gated:
+                y = gg.swiglu(y, gg.mul_mat(matrix(g, f"u{i}", (self.rows, self.k), kind), hidden))
+            g.output(f"y{i}", y + residual if self.has_residual else y)
+        g.output("kept", x + 1.0)
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """Gate, up and down of the experts that each token chose, all of them different ones."""
+
+    name: str
+    n_embd: int
+    n_ff: int
+    n_used: int
+
+    def n_bytes(self, kind: str) -> int:
+        """Of one token."""
+        return size_of(3 * self.n_used * self.n_ff * self.n_embd, kind)
+
+    def build(self, g: gg.Graph, kind: str, n: int, n_copies: int) -> None:
+        n_experts = self.n_used * max(n, 2)
+        x = g.input("x", (n, self.n_embd))
+        weights = g.weight(np.full((n, self.n_used, 1), 1 / self.n_used, np.float32))
+        scores = np.stack([np.roll(np.arange(n_experts), i * self.n_used) for i in range(n)])
+        ids = gg.top_k(g.weight(scores.astype(np.float32)), self.n_used)
+        rows = x.reshape(n, 1, self.n_embd)
+        for i in range(n_copies):
+            wide, narrow = (n_experts, self.n_ff, self.n_embd), (n_experts, self.n_embd, self.n_ff)
+            gate, up = (gg.mul_mat_id(matrix(g, f"{name}{i}", wide, kind), rows, ids) for name in "gu")
+            each = gg.mul_mat_id(matrix(g, f"d{i}", narrow, kind), gg.swiglu(gate, up), ids) * weights
+            total = each[:, 0, :]
+            for place in range(1, self.n_used):
+                total = total + each[:, place, :]
+            g.output(f"y{i}", total)
+        g.output("kept", x + 1.0)
+
+
+def size_of(n_weights: int, kind: str) -> int:
+    dtype = gg.dtype(kind)
+    return n_weights // dtype.block_size * dtype.type_size
+
+
+def matrix(g: gg.Graph, name: str, shape: tuple[int, ...], kind: str) -> gg.Tensor:
+    """Random bytes."""
+    table = g.state(name, shape, kind)
+    for start in range(0, table.n_bytes, NOISE.nbytes):
+        size = min(NOISE.nbytes, table.n_bytes - start)
+        lib.ggml_backend_tensor_set(table.handle, ffi.from_buffer(NOISE), start, size)
+    return table
+
 
 def layer(n_embd: int, n_qkv: int, n_heads: int, n_ff: int, n_ranks: int) -> list[Part]:
     return [
@@ -46,42 +107,22 @@ def layer(n_embd: int, n_qkv: int, n_heads: int, n_ff: int, n_ranks: int) -> lis
     ]
 
 
-MODELS = {
+MODELS: dict[str, list[Part | ExpertPart]] = {
     "llama-8b": [*layer(4096, 6144, 4096, 14336, 1), Part("norm + head", 128256, 4096, is_normed=True)],
     "llama-8b/2": [*layer(4096, 6144, 4096, 14336, 2), Part("norm + head", 64128, 4096, is_normed=True)],
     "qwen3-30b-a3b": [
         Part("norm + qkv", 5120, 2048, is_normed=True),
         Part("output", 2048, 4096, has_residual=True),
         Part("norm + head", 151936, 2048, is_normed=True),
+        ExpertPart("experts", 2048, 768, 8),
+    ],
+    # Their 768 are three blocks of the K types: one of two ranks has two of them, else both have half.
+    "qwen3-30b-a3b/2": [
+        ExpertPart("experts, 512 of each", 2048, 512, 8),
+        ExpertPart("experts, 256 of each", 2048, 256, 8),
+        ExpertPart("4 whole experts", 2048, 768, 4),
     ],
 }
-
-
-def n_bytes(part: Part, kind: str) -> int:
-    dtype = gg.dtype(kind)
-    return part.rows * part.k // dtype.block_size * dtype.type_size * (2 if part.is_gated else 1)
-
-
-def build(g: gg.Graph, part: Part, kind: str, n: int, n_copies: int) -> None:
-    x = g.input("x", (n, part.k))
-    residual = g.input("residual", (n, part.rows))
-    weight = g.weight(np.ones(part.k, np.float32))
-    noise = np.random.default_rng(0).integers(0, 255, 1 << 24, np.uint8)
-
-    def matrix(name: str) -> gg.Tensor:
-        table = g.state(name, (part.rows, part.k), kind)
-        for start in range(0, table.n_bytes, noise.nbytes):
-            size = min(noise.nbytes, table.n_bytes - start)
-            lib.ggml_backend_tensor_set(table.handle, ffi.from_buffer(noise), start, size)
-        return table
-
-    for i in range(n_copies):
-        hidden = gg.rms_norm(x, 1e-5) * weight if part.is_normed else x
-        y = gg.mul_mat(matrix(f"w{i}"), hidden)
-        if part.is_gated:
-            y = gg.swiglu(y, gg.mul_mat(matrix(f"u{i}"), hidden))
-        g.output(f"y{i}", y + residual if part.has_residual else y)
-    g.output("kept", x + 1.0)
 
 
 def captured_us(backend: gg.Backend, launch: Callable[[], None], n_copies: int) -> float:
@@ -118,13 +159,13 @@ def fused_runs(g: gg.Graph) -> list[object]:
     return runs
 
 
-def compare(backend: gg.Backend, part: Part, kind: str, n: int) -> tuple[float, float]:
+def compare(backend: gg.Backend, part: Part | ExpertPart, kind: str, n: int) -> tuple[float, float]:
     """Microseconds of ggml's kernels and of ours."""
     api, text = cuda_api(), why()
     assert api is not None
-    n_copies = max(8, int(COLD_BYTES / n_bytes(part, kind)))
+    n_copies = max(8, int(COLD_BYTES / part.n_bytes(kind)))
     with gg.Graph(backend) as g:
-        build(g, part, kind, n, n_copies)
+        part.build(g, kind, n, n_copies)
         g.build()
         runs = fused_runs(g)
 
@@ -172,7 +213,7 @@ def main() -> None:
                 for n in map(int, options.columns.split(",")):
                     for part in MODELS[model]:
                         theirs, ours = compare(backend, part, kind, n)
-                        size = n_bytes(part, kind)
+                        size = part.n_bytes(kind) * (n if isinstance(part, ExpertPart) else 1)
                         rate = size / ours / 1e3
                         print(
                             f"| {model} | {kind} | {n} | {part.name} | {size / 1e6:.1f} | {theirs:.1f} | {ours:.1f} "

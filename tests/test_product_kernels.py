@@ -16,6 +16,8 @@ CUDA = TESTS.parent / "pyggml" / "native" / "cuda"
 SOURCES = (
     "product*.cuh",
     "product*.h",
+    "expert*.cuh",
+    "expert*.h",
     "weight_blocks.cuh",
     "q6_k_blocks.cuh",
     "nibble_blocks.cuh",
@@ -45,9 +47,30 @@ CASES = [
 ]
 
 
+# Tokens, experts a token, weights, rows, kind, processors.
+EXPERT_CASES = [
+    *(
+        (kind_of, n, used, 512, 40, kind, 2)
+        for kind_of in TYPES
+        for n, used in ((1, 4), (3, 2))
+        for kind in ("gate", "sum")
+    ),
+    *(
+        (kind_of, 2, 3, k, 35, kind, 3)
+        for kind_of in SMALL_BLOCKS
+        for k in (64, 576)
+        for kind in ("gate", "sum")
+    ),
+    *((kind_of, n, 8, 256, 101, "sum-residual", 2) for kind_of in TYPES for n in (1, 4)),
+    ("mxfp4", 4, 1, 96, 17, "sum", 2),
+    ("q4_k", 1, 2, 4352, 16, "sum", 1),
+    ("q4_k", 2, 8, 1536, 24, "sum", 2),
+]
+
+
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, from copies of the kernels beside stand-ins for CUDA's words."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs, from copies of the kernels beside stand-ins for CUDA's words."""
     if COMPILER is None:
         pytest.skip("no C++ compiler: sudo apt install g++")
     folder = tmp_path_factory.mktemp("products")
@@ -56,16 +79,27 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(TESTS / "emulated_cuda").iterdir(),
     ):
         shutil.copy(path, folder)
-    command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", "products.cpp", "-o", "products"]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder / "products"
+    for program in ("products", "experts"):
+        command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", f"{program}.cpp", "-o", program]
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folder
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_products_are_right(program: Path, case: tuple[object, ...]) -> None:
+def errors(program: Path, case: tuple[object, ...]) -> list[float]:
     done = subprocess.run(
         [program, *map(str, case)], check=False, capture_output=True, text=True, timeout=100
     )
-    error, error_of_sum = map(float, done.stdout.split())
+    return [float(error) for error in done.stdout.split()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_products_are_right(folder: Path, case: tuple[object, ...]) -> None:
+    error, error_of_sum = errors(folder / "products", case)
     assert error <= LIMIT and error_of_sum == 0
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_products_with_chosen_experts_are_right(folder: Path, case: tuple[object, ...]) -> None:
+    (error,) = errors(folder / "experts", case)
+    assert error <= LIMIT

@@ -2,6 +2,7 @@
 
 #include "fuse.h"
 
+#include "fuse_experts.h"
 #include "fuse_products.h"
 
 #include "ggml-impl.h"
@@ -17,6 +18,8 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
         return 0;
     }
     const bool takes_all = setting && strcmp(setting, "all") == 0;
-    out->n_nodes = pg_match_products(&r, out, takes_all) ? r.at - first : 0;
+    out->is_experts = graph->nodes[first]->op == GGML_OP_MUL_MAT_ID;
+    const bool is_taken = out->is_experts ? takes_all && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out, takes_all);
+    out->n_nodes = is_taken ? r.at - first : 0;
     return out->n_nodes;
 }

@@ -12,6 +12,7 @@ extern "C" {
 
 #define PG_FUSED_MAX_PRODUCTS 3
 #define PG_FUSED_MAX_COLUMNS 8
+#define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
 
@@ -48,14 +49,30 @@ typedef struct {
     int head_dim, n_head, n_head_kv;
 } pg_fused_heads;
 
+// For each token, out = residual + the sum over its chosen experts of weight * (down . gate(gate . x, up . x)).
+typedef struct {
+    const struct ggml_tensor * x;
+    const struct ggml_tensor * ids;
+    const struct ggml_tensor * weights;
+    const struct ggml_tensor * gate;  // matrices of all experts
+    const struct ggml_tensor * up;
+    const struct ggml_tensor * down;
+    enum pg_gate kind;
+    const struct ggml_tensor * residual;
+    const struct ggml_tensor * out;
+} pg_fused_experts;
+
+// Products, with heads or not, or experts.
 typedef struct {
     int n_nodes;
     bool has_heads;
+    bool is_experts;
     // Whether a launch of ours comes next, which may start while this one still runs. ggml's attention, started so, was seen
     // to read rows of the cache before they were written.
     bool is_before_ours;
     pg_fused_products products;
     pg_fused_heads heads;
+    pg_fused_experts experts;
 } pg_fused;
 
 // Whether nodes of the laid-out graph from `first` on, before `stop`, can be computed as one; the number of nodes, or 0.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import expert_graphs
+import fused_graphs
 import numpy as np
 import pytest
-from fused_graphs import Case, build, matches, op_name
+from expert_graphs import Experts
+from fused_graphs import Case, matches, op_name
 
 import pyggml as gg
 from pyggml._ffi import ffi, lib
@@ -36,6 +39,17 @@ CASES = [
       for d in (64, 128, 256) for neox in (False, True)),
     *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
     *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
+]  # fmt: skip
+EXPERT_CASES = [
+    *(Experts(kind, n, used, 1024, 512, kind_of, n_experts=16)
+      for kind in ("swiglu", "swiglu-residual", "geglu-up-first") for n in (1, 2, 3, 4) for used in (2, 8)
+      for kind_of in TYPES),
+    *(Experts("swiglu-residual", n, 8, 2048, n_ff, kind_of, n_experts=64)
+      for n in (1, 4) for n_ff in (256, 512, 768) for kind_of in TYPES),
+    *(Experts(n=n, k=768, n_ff=1280, type="q4_k", down=down) for n in (1, 4) for down in TYPES),
+    *(Experts(n=n, k=576, n_ff=n_ff, type=kind_of) for n in (1, 3) for n_ff in (192, 384)
+      for kind_of in ("q8_0", "q4_0", "q4_1", "mxfp4")),
+    *(Experts(n=n, used=used, k=512, n_ff=4096) for n, used in ((1, 1), (1, 2), (4, 2), (2, 7))),
 ]  # fmt: skip
 
 
@@ -77,9 +91,13 @@ def poison(g: gg.Graph) -> None:
         lib.ggml_backend_tensor_memset(out.handle, 0xFF, 0, out.raw.nbytes)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def build(g: gg.Graph, case: Case | Experts) -> dict[str, np.ndarray]:
+    return expert_graphs.build(g, case) if isinstance(case, Experts) else fused_graphs.build(g, case)
+
+
+@pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=str)
 def test_fused_runs_equal_ggmls_kernels(
-    case: Case, backend: gg.Backend, monkeypatch: pytest.MonkeyPatch
+    case: Case | Experts, backend: gg.Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both round the activations alike; what is left are sums in another order and sines."""
     with gg.Graph(backend) as g:
@@ -92,7 +110,7 @@ def test_fused_runs_equal_ggmls_kernels(
         assert len(runs) == 1
         poison(g)
         send(g, inputs)
-        if "heads" in case.kind:
+        if isinstance(case, Case) and "heads" in case.kind:
             check_heads(g, backend, found, case, right)
             return
         ours = compute_fused(g, backend, found)

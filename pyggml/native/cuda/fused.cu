@@ -2,23 +2,17 @@
 
 #include "fused.h"
 
+#include "fused_experts.h"
 #include "heads_launch.h"
 #include "product_types.h"
+#include "workspace.h"
 
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <utility>
 
 namespace {
-
-// Memory of one stream. It is never freed, since captured launches keep its addresses.
-struct workspace {
-    float * between = nullptr;  // results of products that heads take
-    size_t n_floats = 0;
-    unsigned * n_read = nullptr;
-};
 
 struct card_facts {
     product_card card = {};
@@ -42,33 +36,6 @@ const card_facts & facts_of(int card) {
     facts.card = {n_processors, static_cast<size_t>(max_shared)};
     facts.is_able = major >= 8 && has_product_kernels();
     return facts;
-}
-
-bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why) {
-    constexpr size_t LEAST_FLOATS = 1 << 18;
-    static std::map<std::pair<int, cudaStream_t>, workspace> known;
-    std::lock_guard<std::mutex> guard(lock);
-    workspace & of = known[{where.card, where.stream}];
-    if (!of.n_read) {
-        if (!why.passed(cudaMalloc(&of.n_read, sizeof(unsigned)), "cudaMalloc") ||
-            !why.passed(cudaMemset(of.n_read, 0, sizeof(unsigned)), "cudaMemset") ||
-            !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {
-            return false;
-        }
-    }
-    if (n_floats > of.n_floats) {
-        const size_t wanted = n_floats > LEAST_FLOATS ? n_floats : LEAST_FLOATS;
-        if (!why.passed(cudaMalloc(&of.between, wanted * sizeof(float)), "cudaMalloc")) {
-            return false;
-        }
-        of.n_floats = wanted;
-    }
-    found = of;
-    return true;
-}
-
-const float * floats(const ggml_tensor * t) {
-    return t ? static_cast<const float *>(t->data) : nullptr;
 }
 
 int64_t stride_of(const ggml_tensor * t) {
@@ -145,19 +112,6 @@ heads describe(const pg_fused_heads & of, const products & p) {
     return h;
 }
 
-cudaError_t launch(const products & p, ggml_type type, const product_card & card, cudaStream_t stream) {
-    switch (type) {
-        case GGML_TYPE_Q8_0: return launch_q8_0(p, card, stream);
-        case GGML_TYPE_Q4_K: return launch_q4_k(p, card, stream);
-        case GGML_TYPE_Q5_K: return launch_q5_k(p, card, stream);
-        case GGML_TYPE_Q6_K: return launch_q6_k(p, card, stream);
-        case GGML_TYPE_Q4_0: return launch_q4_0(p, card, stream);
-        case GGML_TYPE_Q4_1: return launch_q4_1(p, card, stream);
-        case GGML_TYPE_MXFP4: return launch_mxfp4(p, card, stream);
-        default: return cudaErrorInvalidValue;
-    }
-}
-
 // One launch for each type of weights, all from the same input; the last one writes its sum, which may lie in the input.
 cudaError_t launch_types(const pg_fused_products & of, const products & all, const product_card & card, cudaStream_t stream) {
     bool is_launched[PG_FUSED_MAX_PRODUCTS] = {};
@@ -179,7 +133,7 @@ cudaError_t launch_types(const pg_fused_products & of, const products & all, con
         }
         p.in.sum = n_left == 0 ? all.in.sum : nullptr;
         p.lets_next_start = n_left > 0 || all.lets_next_start;
-        if (const cudaError_t status = launch(p, weight->type, card, stream); status != cudaSuccess) {
+        if (const cudaError_t status = launches_of(weight->type).alone(p, card, stream); status != cudaSuccess) {
             return status;
         }
     }
@@ -194,13 +148,18 @@ bool can_fuse(const place & where) {
 
 bool launch_fused(const pg_fused & fused, const place & where, const reason & why) {
     workspace space;
-    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") ||
-        !find_workspace(where, fused.has_heads ? results_size(fused.products) : 0, space, why)) {
+    const size_t n_floats = fused.has_heads ? results_size(fused.products) : fused.is_experts ? between_size(fused.experts) : 0;
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") || !find_workspace(where, n_floats, space, why)) {
         return false;
+    }
+    const product_card & card = facts_of(where.card).card;
+    if (fused.is_experts) {
+        const cudaError_t status = launch_fused_experts(fused.experts, space.between, fused.is_before_ours, card, where.stream);
+        return why.passed(status, "launching experts");
     }
     products p = describe(fused.products, space);
     p.lets_next_start = fused.has_heads || fused.is_before_ours;
-    if (!why.passed(launch_types(fused.products, p, facts_of(where.card).card, where.stream), "launching products")) {
+    if (!why.passed(launch_types(fused.products, p, card, where.stream), "launching products")) {
         return false;
     }
     if (!fused.has_heads) {

@@ -30,8 +30,10 @@ static __device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// The values times `factor`, of which only the scale takes notice.
 template <class W, int N>
-static __device__ __forceinline__ void round_four(float4 v, int column, int i, bool is_inside, const shared_input & to) {
+static __device__ __forceinline__ void round_four(float4 v, int column, int i, bool is_inside, const shared_input & to,
+                                                  float factor = 1.0f) {
     const int at = i / 32 * N + column;
     const int word = i / 4 % 8;
     float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
@@ -72,11 +74,11 @@ static __device__ __forceinline__ void round_four(float4 v, int column, int i, b
     }
     if (word == 0) {
         const float rounded = __half2float(__float2half(d));
-        to.d[at] = rounded;
+        to.d[at] = rounded * factor;
         if constexpr (W::SUMS == sum_kind::of_quants) {
-            to.s[at] = rounded * total;
+            to.s[at] = rounded * total * factor;
         } else if constexpr (W::SUMS == sum_kind::of_values) {
-            to.s[at] = __half2float(__float2half(sum));
+            to.s[at] = __half2float(__float2half(sum)) * factor;
         }
     }
 }
@@ -158,6 +160,22 @@ struct input_taker {
         }
     }
 
+    // round(v, i) for what the first N_CHUNKS hold of n values; what they hold is lost.
+    template <int N_CHUNKS, class ROUND>
+    static __device__ __forceinline__ void round_held(float4 held[N_CHUNKS], int n, const ROUND & round) {
+#pragma unroll 1
+        for (int first = 0; first < min(n, N_CHUNKS * CHUNK); first += N_TOGETHER * CHUNK) {
+#pragma unroll
+            for (int k = 0; k < N_TOGETHER; k++) {
+                round(held[k], first + k * CHUNK + static_cast<int>(threadIdx.x) * 4);
+            }
+#pragma unroll
+            for (int k = 0; k < N_CHUNKS - N_TOGETHER; k++) {
+                held[k] = held[k + N_TOGETHER];
+            }
+        }
+    }
+
     static __device__ __forceinline__ void take_part(const products & p, int column, int start, const shared_input & to) {
         const float * x = p.in.x + column * p.in.x_stride + start;
         const int n = p.n_weights - start;
@@ -172,18 +190,7 @@ struct input_taker {
             // Two places in turn: nobody writes one before all have read it two columns ago.
             norm(held, p, to.factors + column % 2 * (N_INPUT_THREADS / 32));
         }
-#pragma unroll 1
-        for (int first = 0; first < min(n, N_HELD * CHUNK); first += N_TOGETHER * CHUNK) {
-#pragma unroll
-            for (int k = 0; k < N_TOGETHER; k++) {
-                const int i = first + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
-                round_four<W, N>(held[k], column, start + i, i < n, to);
-            }
-#pragma unroll
-            for (int k = 0; k < N_HELD - N_TOGETHER; k++) {
-                held[k] = held[k + N_TOGETHER];
-            }
-        }
+        round_held<N_HELD>(held, n, [&](float4 v, int i) { round_four<W, N>(v, column, start + i, i < n, to); });
     }
 
     // Ends with a barrier.

@@ -31,8 +31,9 @@ static int count_tiles(products & p, int out_rows) {
     return n;
 }
 
-// Rows of a tile; sets the group's warps and the tiles. Larger tiles and smaller groups cost less work.
-static int choose_tiles(products & p, const product_card & card, int n_units) {
+// Rows of a tile; sets the group's warps and the tiles, which are needed n_times over and have n_units each. Larger tiles
+// and smaller groups cost less work.
+static int choose_tiles(products & p, const product_card & card, int n_units, int n_times) {
     double best = -1;
     int best_rows = 0, best_warps = 0;
     for (int rows : {16, 8}) {
@@ -40,7 +41,7 @@ static int choose_tiles(products & p, const product_card & card, int n_units) {
             if ((p.gate && rows == 8) || (warps > n_units && warps > 4)) {
                 continue;
             }
-            const int n_tiles = count_tiles(p, p.gate ? 8 : rows);
+            const int n_tiles = n_times * count_tiles(p, p.gate ? 8 : rows);
             const double part = busy_part(n_tiles, card.n_processors * N_PRODUCT_WARPS / warps);
             if (part > best + 0.04) {
                 best = part;
@@ -49,17 +50,16 @@ static int choose_tiles(products & p, const product_card & card, int n_units) {
             }
         }
     }
-    p.n_tiles = count_tiles(p, p.gate ? 8 : best_rows);
+    p.n_tiles = n_times * count_tiles(p, p.gate ? 8 : best_rows);
     p.n_group_warps = best_warps;
     return best_rows;
 }
 
-template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
-static cudaError_t launch_tiles(products p, const product_card & card, cudaStream_t stream) {
+// Gives the shared memory that is left to slots: `fixed` bytes are needed beside them, `slot` by one slot of every warp.
+template <class ARGUMENT>
+static cudaError_t launch_with_slots(void (*kernel)(ARGUMENT), ARGUMENT & argument, size_t fixed, size_t slot,
+                                     const product_card & card, cudaStream_t stream) {
     constexpr int MAX_SLOTS = 8;
-    const auto kernel = multiply_products<W, N, ROWS, IS_GATED, IS_LOOSE>;
-    const size_t slot = N_PRODUCT_WARPS * (ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES + 8);
-    const size_t fixed = fixed_memory<W>(p, ROWS);
     // Blocks of two kernels share a processor where they can, the next one's with its slots full. Of more than this two
     // blocks were seen to find room on half of the processors only.
     const size_t shared_room = card.max_shared * 3 / 7;
@@ -67,8 +67,8 @@ static cudaError_t launch_tiles(products p, const product_card & card, cudaStrea
     if (fixed + slot > room) {
         return cudaErrorInvalidValue;
     }
-    p.n_slots = static_cast<int>(std::min<size_t>(MAX_SLOTS, (room - fixed) / slot));
-    const size_t memory = fixed + p.n_slots * slot;
+    argument.n_slots = static_cast<int>(std::min<size_t>(MAX_SLOTS, (room - fixed) / slot));
+    const size_t memory = fixed + argument.n_slots * slot;
     for (const auto & [attribute, value] : {std::pair{cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(card.max_shared)},
                                           std::pair{cudaFuncAttributePreferredSharedMemoryCarveout, 100}}) {
         if (const cudaError_t status = cudaFuncSetAttribute(kernel, attribute, value); status != cudaSuccess) {
@@ -76,12 +76,23 @@ static cudaError_t launch_tiles(products p, const product_card & card, cudaStrea
         }
     }
     // One block a processor, also where some have no tile: two kernels' blocks then always find places beside each other.
-    return launch_in_order(kernel, dim3(card.n_processors), dim3(32 * N_PRODUCT_WARPS), memory, stream, p);
+    return launch_in_order(kernel, dim3(card.n_processors), dim3(32 * N_PRODUCT_WARPS), memory, stream, argument);
+}
+
+template <class W, int ROWS, bool IS_LOOSE>
+static constexpr size_t slot_memory() {
+    return N_PRODUCT_WARPS * (ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES + 8);
+}
+
+template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
+static cudaError_t launch_tiles(products & p, const product_card & card, cudaStream_t stream) {
+    return launch_with_slots(multiply_products<W, N, ROWS, IS_GATED, IS_LOOSE>, p, fixed_memory<W>(count_units(p), ROWS, N),
+                             slot_memory<W, ROWS, IS_LOOSE>(), card, stream);
 }
 
 template <class W, int N, bool IS_LOOSE>
 static cudaError_t launch_rows(products & p, const product_card & card, cudaStream_t stream) {
-    const int rows = choose_tiles(p, card, (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS);
+    const int rows = choose_tiles(p, card, count_units(p), 1);
     if (p.gate) {
         return launch_tiles<W, N, 16, true, IS_LOOSE>(p, card, stream);
     }

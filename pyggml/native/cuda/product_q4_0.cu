@@ -1,8 +1,12 @@
 // Products with q4_0 weights.
 
+#include "expert_launch.cuh"
 #include "nibble_blocks.cuh"
-#include "product_launch.cuh"
 
 cudaError_t launch_q4_0(products p, const product_card & card, cudaStream_t stream) {
     return launch_columns<q4_0, true>(p, card, stream);
+}
+
+cudaError_t launch_experts_q4_0(const expert_products & p, const product_card & card, cudaStream_t stream) {
+    return launch_experts<q4_0, true>(p, card, stream);
 }

@@ -1,11 +1,18 @@
 // Products with q8_0 weights.
 
-#include "product_launch.cuh"
+#include "expert_launch.cuh"
+
+// Rows of a multiple of 256 weights lie on 16 bytes when the matrix does.
+static bool is_exact(const products & p) {
+    return p.n_weights % UNIT_WEIGHTS == 0 && is_aligned(p, 16);
+}
 
 cudaError_t launch_q8_0(products p, const product_card & card, cudaStream_t stream) {
-    // Rows of a multiple of 256 weights lie on 16 bytes when the matrix does.
-    const bool is_exact = p.n_weights % UNIT_WEIGHTS == 0 && is_aligned(p, 16);
-    return is_exact ? launch_columns<q8_0, false>(p, card, stream) : launch_columns<q8_0, true>(p, card, stream);
+    return is_exact(p) ? launch_columns<q8_0, false>(p, card, stream) : launch_columns<q8_0, true>(p, card, stream);
+}
+
+cudaError_t launch_experts_q8_0(const expert_products & p, const product_card & card, cudaStream_t stream) {
+    return is_exact(p) ? launch_experts<q8_0, false>(p, card, stream) : launch_experts<q8_0, true>(p, card, stream);
 }
 
 bool has_product_kernels() {

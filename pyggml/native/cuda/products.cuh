@@ -22,6 +22,7 @@ struct product_kernel {
         const char * data;   // the first row's unit 0
         const char * other;  // of row 8
         int matrix, row, first_row;
+        int column, n_columns;  // of the results
     };
 
     static __device__ __forceinline__ tile_place place_of(const products & p, int tile) {
@@ -34,6 +35,8 @@ struct product_kernel {
         const product_matrix & of = p.matrix[m];
         tile_place at;
         at.matrix = m;
+        at.column = 0;
+        at.n_columns = p.n_columns;
         at.first_row = (tile - of.first_tile) * OUT_ROWS;
         at.row = min(at.first_row, of.n_rows - OUT_ROWS);  // the last tile overlaps the one before
         at.data = of.data + at.row * p.row_bytes;
@@ -63,8 +66,8 @@ struct product_kernel {
             const int i = threadIdx.x % (32 * p.n_group_warps);
             const product_matrix & of = p.matrix[at.matrix];
             row = at.row + i % OUT_ROWS;
-            column = i / OUT_ROWS;
-            is_mine = column < p.n_columns && row >= at.first_row;
+            column = at.column + i / OUT_ROWS;
+            is_mine = i / OUT_ROWS < at.n_columns && row >= at.first_row;
             to_first = is_mine && of.bias ? of.bias[row] : 0;
             to_up = 0;
             if constexpr (IS_GATED) {
@@ -80,7 +83,7 @@ struct product_kernel {
             return;
         }
         float sum = add.to_first, up = add.to_up;
-        const float * of = partial + (add.row - at.row) * N + add.column;
+        const float * of = partial + (add.row - at.row) * N + add.column - at.column;
 #pragma unroll 4
         for (int w = 0; w < p.n_group_warps; w++) {
             sum += of[w * ROWS * N];
@@ -120,9 +123,12 @@ struct product_kernel {
         float * partial;
         shared_input x;
 
-        __device__ __forceinline__ layout(const products & p, char * memory) {
+        char * end;
+
+        // With room for the activations of n_units.
+        __device__ __forceinline__ layout(const products & p, int n_units, char * memory) {
             const int n_warps = blockDim.x / 32;
-            const int n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
+            const int n_blocks = n_units * UNIT_BLOCKS;
             char * at = memory;
             const auto part = [&](int bytes) {
                 char * start = at;
@@ -136,11 +142,14 @@ struct product_kernel {
             x.d = reinterpret_cast<float *>(part(4 * n_blocks * N));
             x.s = W::SUMS == sum_kind::none ? nullptr : reinterpret_cast<float *>(part(4 * n_blocks * N));
             x.factors = reinterpret_cast<float *>(part(4 * 2 * N_PRODUCT_WARPS));
+            end = at;
         }
     };
 
-    static __device__ __forceinline__ void multiply_unit(const products & p, const tile_place & tile, const layout & shared, int unit,
-                                                         const char * slot, uint32_t slot_address, lane_sums<N, ROWS> & sums) {
+    // The tile's unit, in its slot, with the activations of unit x_unit.
+    static __device__ __forceinline__ void multiply_unit(const products & p, const tile_place & tile, int unit, const char * slot,
+                                                         uint32_t slot_address, const layout & shared, int x_unit,
+                                                         lane_sums<N, ROWS> & sums) {
         unit_rows u;
         u.lane = threadIdx.x % 32;
         u.g = u.lane / 4;
@@ -157,7 +166,7 @@ struct product_kernel {
             }
         }
         unit_activations x;
-        const int block = unit * UNIT_BLOCKS * N;
+        const int block = x_unit * UNIT_BLOCKS * N;
         x.q = reinterpret_cast<const int2 *>(shared.x.q) + block * 4;
         x.d = shared.x.d + block;
         x.s = W::SUMS == sum_kind::none ? nullptr : shared.x.s + block;
@@ -172,7 +181,7 @@ struct product_kernel {
         const int group = warp / p.n_group_warps, group_warp = warp % p.n_group_warps;
         const int n_groups = n_warps / p.n_group_warps * gridDim.x;
         const int n_units = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
-        const layout shared(p, memory);
+        const layout shared(p, n_units, memory);
         cursor ahead = {static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x), group_warp};
         tile_place from = place_of(p, min(ahead.tile, p.n_tiles - 1));
         ring weights(shared.slots + warp * p.n_slots * ring::shape::SLOT_BYTES, shared.barriers + 8 * warp * p.n_slots, p.n_slots,
@@ -205,7 +214,7 @@ struct product_kernel {
             lane_sums<N, ROWS> sums;
             for (int unit = group_warp; unit < n_units; unit += p.n_group_warps) {
                 const uint32_t slot = weights.take();
-                multiply_unit(p, tile, shared, unit, memory + (slot - shared_address(memory)), slot, sums);
+                multiply_unit(p, tile, unit, memory + (slot - shared_address(memory)), slot, shared, unit, sums);
                 weights.done();
                 issue();
             }
@@ -232,12 +241,14 @@ static inline int columns_for(int n_columns) {
     return n_columns == 1 ? 1 : n_columns == 2 ? 2 : n_columns <= 4 ? 4 : 8;
 }
 
+static inline int count_units(const products & p) {
+    return (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
+}
+
 // Shared memory that a launch needs beside its slots.
 template <class W>
-static size_t fixed_memory(const products & p, int rows) {
-    const int columns = columns_for(p.n_columns);
-    const size_t n_blocks = (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS * UNIT_BLOCKS;
+static size_t fixed_memory(int n_units, int rows, int columns) {
     const size_t partial = 8 * N_PRODUCT_WARPS * rows * columns;
-    const size_t activations = (W::SUMS == sum_kind::none ? 36 : 40) * n_blocks * columns;
+    const size_t activations = static_cast<size_t>(W::SUMS == sum_kind::none ? 36 : 40) * n_units * UNIT_BLOCKS * columns;
     return partial + activations + 192;
 }

@@ -1,0 +1,18 @@
+// Memory of a stream for what lies between two launches of one run.
+#pragma once
+
+#include "place.h"
+
+// It is never freed, since captured launches keep its addresses.
+struct workspace {
+    float * between = nullptr;  // results of a launch that the next one takes
+    size_t n_floats = 0;
+    unsigned * n_read = nullptr;
+};
+
+// With room for n_floats; not zeroed but for n_read.
+bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why);
+
+inline const float * floats(const ggml_tensor * t) {
+    return t ? static_cast<const float *>(t->data) : nullptr;
+}

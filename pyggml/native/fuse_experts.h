@@ -1,0 +1,16 @@
+// Runs that begin with the product of gate or up of the experts that a router chose.
+#pragma once
+
+#include "fuse.h"
+#include "fuse_run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How fast they are was not measured: only PYGGML_FUSED=all takes them.
+bool pg_match_experts(pg_fuse_run * r, pg_fused_experts * out);
+
+#ifdef __cplusplus
+}
+#endif
