@@ -5,6 +5,7 @@ Compiles nothing: a fake nvcc, cuBLAS and PCI tree stand for the real ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,7 @@ from third_party import (  # noqa: E402
 from third_party.errors import BuildError  # noqa: E402
 from third_party.recipe import Recipe  # noqa: E402
 
+HANG_S = 20.0
 NO_CARDS = gpu.Cards(frozenset())
 H200 = gpu.Cards(frozenset({"NVIDIA"}), (13, 0), ("90",))
 ZEN4 = frozenset(
@@ -421,6 +424,31 @@ def test_wrong_option_is_one_line_and_status_2(arguments: tuple[str, ...], hint:
 def test_progress_tells_steps_from_compiler_output() -> None:
     shown = progress.Progress("building")
     assert [shown.step(line) for line in ("[3/7] Building a.o\n", "a.c:1:1: warning: x\n")] == [True, False]
+
+
+def test_progress_goes_on_while_a_step_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "TICK_S", 0.01)
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.02)
+    shown, said = progress.Progress("building"), ""
+    end = time.monotonic() + HANG_S
+    with shown:
+        shown.step("[3/7] Building a.o")
+        while said.count("building 3/7, ") < 3 and time.monotonic() < end:
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+    assert said.startswith("building, 0 s\n") and said.count("building 3/7, ") >= 3
+    assert "building: done in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["status", "error"])
+def test_progress_says_that_a_build_failed(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(BuildError), progress.Progress("building") as shown:
+        shown.has_failed = how == "status"
+        if how == "error":
+            raise BuildError("no")
+    assert capsys.readouterr().err.splitlines()[-1] == "building: failed after 0 s"
 
 
 # The packages

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from . import cache
 from .errors import BuildError
+from .progress import Progress
 
 LOCK = Path(__file__).parent / "ggml.lock"
 VENDORED = ("vendor", "llama.cpp")
@@ -125,8 +126,8 @@ def unpack(archive: Path, sha256: str, target: Path) -> None:
 
 
 def _fetch(lock: Lock, target: Path) -> None:
-    print(f"fetching {lock.name} {lock.version} with pip (77 MB, once)", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    title = f"fetching ggml's source with pip ({lock.name} {lock.version}, 77 MB, once)"
+    with Progress(title), tempfile.TemporaryDirectory() as folder:
         command, env = _pip()
         command += [
             "download",

@@ -36,12 +36,12 @@ def build(tools: Toolchain, tree: Path, targets: list[str], jobs: int, title: st
 
     Raises: CompileError with the end of the failing step's output.
     """
-    progress = Progress(title)
     log = tree / "build.log"
     spoken: list[str] = []
     recent: deque[str] = deque(maxlen=TAIL_LINES)
     command = [tools.ninja, "-C", str(tree), "-j", str(jobs), *targets]
     with (
+        Progress(title) as progress,
         open(log, "w") as out,
         subprocess.Popen(
             command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -57,7 +57,7 @@ def build(tools: Toolchain, tree: Path, targets: list[str], jobs: int, title: st
         except BaseException:
             process.terminate()
             raise
-    progress.end(has_failed=process.returncode != 0)
+        progress.has_failed = process.wait() != 0
     if process.returncode:
         raise CompileError(_failure("the compiler failed", list(recent), log))
     return "".join(spoken)
