@@ -28,6 +28,7 @@ from third_party import (  # noqa: E402
     archive,
     backends,
     cache,
+    cmake,
     cpu,
     cuda,
     gpu,
@@ -419,6 +420,17 @@ def test_wrong_option_is_one_line_and_status_2(arguments: tuple[str, ...], hint:
     done = run_build(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr.splitlines()[-1]
+
+
+def test_programs_that_ninja_starts_find_a_ninja_of_a_virtual_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ninja = tmp_path / "bin" / "ninja"
+    ninja.parent.mkdir()
+    ninja.write_text("#!/bin/sh\ncommand -v ninja\n")
+    ninja.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join(p for p in ("/usr/bin", "/bin") if not Path(p, "ninja").exists()))
+    assert cmake.build(replace(TOOLS, ninja=str(ninja)), tmp_path, [], 1, "building") == f"{ninja}\n"
 
 
 def test_progress_tells_steps_from_compiler_output() -> None:

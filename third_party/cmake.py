@@ -23,7 +23,7 @@ def configure(tools: Toolchain, source: Path, tree: Path, options: dict[str, str
     command = [tools.cmake, "-S", str(source), "-B", str(tree), "-G", "Ninja", "-Wno-dev"]
     command += [f"-D{name}={value}" for name, value in sorted(options.items())]
     done = subprocess.run(
-        command, check=False, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, check=False, env=_environment(tools), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     log = tree / "configure.log"
     log.write_text(f"{command}\n{done.stdout}")
@@ -44,7 +44,7 @@ def build(tools: Toolchain, tree: Path, targets: list[str], jobs: int, title: st
         Progress(title) as progress,
         open(log, "w") as out,
         subprocess.Popen(
-            command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=_environment(tools), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process,
     ):
         assert process.stdout is not None
@@ -63,9 +63,11 @@ def build(tools: Toolchain, tree: Path, targets: list[str], jobs: int, title: st
     return "".join(spoken)
 
 
-def _environment() -> dict[str, str]:
+def _environment(tools: Toolchain) -> dict[str, str]:
+    # ggml-vulkan configures a project of its own, whose CMake must find a Ninja that lies in a virtual environment.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(tools.ninja)])
     # Both projects ask git for a commit, and would find that of whatever repository the cache happens to lie in.
-    return {**os.environ, "GIT_DIR": os.devnull, "NINJA_STATUS": "[%f/%t] "}
+    return {**os.environ, "PATH": path, "GIT_DIR": os.devnull, "NINJA_STATUS": "[%f/%t] "}
 
 
 def _failure(what: str, lines: list[str], log: Path) -> str:
