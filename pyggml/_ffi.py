@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import BuildError
 
+# About 20 us. libgomp's own 300,000 turns last longer than a time slice: on a processor that other programs use as
+# well, threads that wait keep off the one they wait for.
+_SPIN_COUNT = "1000"
+
+
+@contextlib.contextmanager
+def _short_spins() -> Iterator[None]:
+    """While OpenMP's library is loaded: how long its threads look before they sleep, unless the user has said it."""
+    if "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 try:
-    from . import _ggml  # type: ignore[attr-defined]
+    with _short_spins():
+        from . import _ggml  # type: ignore[attr-defined]
 except ImportError as error:
     raise BuildError(
         f"pyggml's native library cannot be loaded ({error}); build it with: python build_ggml.py --install"

@@ -208,6 +208,8 @@ def _why_missing(wanted: str) -> str:
         return f"; the {module} module could not be loaded: {problems[0].problem}"
     if module in GPU_MODULES and not (LIBRARY_DIR / f"libggml-{module}.so").exists():
         return f"; {module} was not built: python build_ggml.py --backends cpu,{module} --install"
+    if module == "vulkan" and not any(d.module == module for d in devices()):
+        return "; Vulkan shows no graphics card here; GGML_VK_VISIBLE_DEVICES=0 takes its software driver, for trying"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -55,6 +56,32 @@ def test_an_interface_that_was_not_built_says_how_to_build_it(module: str) -> No
     words = f"{module} was not built: python build_ggml.py --backends cpu,{module} --install"
     with pytest.raises(gg.DeviceError, match=words):
         gg.Backend(f"{module}:0")
+
+
+def test_vulkan_without_a_card_says_how_to_try_the_software_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libggml-vulkan.so").touch()
+    monkeypatch.setattr(MODULE, "LIBRARY_DIR", tmp_path)
+    monkeypatch.setattr(MODULE, "devices", lambda: (CPU,))
+    with pytest.raises(gg.DeviceError, match="this machine has cpu; Vulkan shows no graphics card.*VISIBLE_DEVICES=0"):
+        gg.device("vulkan:0")
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
+    ids=["nothing", "a count", "a policy"],
+)
+def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(given: dict[str, str], spins: str) -> None:
+    env = {n: v for n, v in os.environ.items() if n not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = "import os, pyggml; pyggml.Backend('cpu', threads=2); print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env | given | {"OMP_DISPLAY_ENV": "verbose"}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("OpenMP's library is not GCC's")
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+    assert done.stdout.strip() == str(given.get("GOMP_SPINCOUNT"))  # nothing is left for programs that are started
 
 
 MACHINE = (

@@ -23,18 +23,19 @@ from .settings import Settings
 from .terminal import say
 from .unused_gpus import build_facts, unused_gpus
 
-_OF_INTEREST = ("PYGGML_", "GGML_", "CUDA_", "NCCL_", "OMP_", "NVIDIA_VISIBLE_DEVICES", "VK_")
+_OF_INTEREST = ("PYGGML_", "GGML_", "CUDA_", "NCCL_", "OMP_", "GOMP_", "NVIDIA_VISIBLE_DEVICES", "VK_")
 _BUILD = ("lock", "backends", "compiler", "cpu", "cuda", "vulkan", "warnings")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def doctor(settings: Settings) -> int:
     """Print what was found, with --report also into a file; the status is 1 where a device or a link fails."""
+    environ = environment(os.environ)  # before devices are looked for, which sets variables of its own
     devices = _devices(settings)
     if not settings["json"]:
         say(f"examining {', '.join(d.name for d in devices)} ...")
     examined = examine([d.name for d in devices], threads=settings["threads"], retest=settings["retest"])
-    document = _document(devices, examined)
+    document = _document(devices, examined, environ)
     lines = list(report_lines(document))
     if settings["report"] is not None:
         _write(settings, document, lines)
@@ -52,7 +53,7 @@ def _devices(settings: Settings) -> list[gg.Device]:
         raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
 
 
-def _document(devices: list[gg.Device], examined: Examination) -> dict[str, Any]:
+def _document(devices: list[gg.Device], examined: Examination, environ: Mapping[str, str]) -> dict[str, Any]:
     everything = gg.devices()
     seats = {d.name: seat(d.bus_id) for d in everything}
     free = {d.name: free_bytes(d) for d in everything}
@@ -67,7 +68,7 @@ def _document(devices: list[gg.Device], examined: Examination) -> dict[str, Any]
         "driver": _first_line(Path("/proc/driver/nvidia/version")),
         "threads": gg.default_threads(),
         "build": {name: facts.get(name) for name in _BUILD},
-        "environment": environment(os.environ),
+        "environment": environ,
         "devices": [_device(d, seats[d.name], free[d.name], examined) for d in everything],
         "copies": [_copy(c, seats, examined) for c in examined.copies],
         "sums": examined.sums,
