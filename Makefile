@@ -18,17 +18,18 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 
 demo: native $(VENV)/smollm2
 	$(BIN)/pyggml run smollm2 "$(PROMPT)"
+	@echo "To go on: . $(BIN)/activate, then pyggml run smollm2, or pyggml serve smollm2; pyggml alone lists all"
 
-test: native reference $(VENV)/smollm2 $(VENV)/gemma3
+test: $(VENV)/dev native reference $(VENV)/smollm2 $(VENV)/gemma3
 	PYGGML_TEST_ARCHIVE=$$($(BUILD) --print source) PYGGML_TEST_REFERENCE=$$($(BUILD) --print reference) $(BIN)/pytest
 
 # The shaders take minutes to compile; the driver and what compiles them come from Debian's packages.
-test-vulkan: $(VENV)/package
+test-vulkan: $(VENV)/dev
 	$(BIN)/python -m third_party.vulkan_packages
 	$(BUILD) --install --backends cpu,vulkan >$(VENV)/native
 	$(BIN)/pytest $(VULKAN_TESTS)
 
-check: $(VENV)/package
+check: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p pyggml -p third_party -m build_ggml
 
@@ -58,7 +59,12 @@ $(VENV)/tools:
 	@touch $@
 
 $(VENV)/package: $(VENV)/tools pyproject.toml setup.py
-	$(BUILD) --install
+	@$(BUILD) --install >$(VENV)/native
+	$(PIP) install --no-build-isolation -e ".[server]"
+	@touch $@
+
+# What only the tests and checks import: half a gigabyte.
+$(VENV)/dev: $(VENV)/package
 	$(PIP) install --no-build-isolation -e ".[server,dev]"
 	@touch $@
 

@@ -37,9 +37,10 @@ class Placement:
         return self.weights_bytes + self.cache_bytes + self.compute_bytes
 
     def __str__(self) -> str:
-        mapped = f" + {_mib(self.mapped_bytes)} mapped from the file" if self.mapped_bytes else ""
+        weights = [_mib(self.weights_bytes)] if self.weights_bytes or not self.mapped_bytes else []
+        weights += [f"{_mib(self.mapped_bytes)} mapped from the file"] if self.mapped_bytes else []
         return (
-            f"{self.device} ({self.description}): weights {_mib(self.weights_bytes)}{mapped}, "
+            f"{self.device} ({self.description}): weights {' + '.join(weights)}, "
             f"cache {_mib(self.cache_bytes)} ({self.n_slots} x {self.n_ctx} tokens), "
             f"results {_mib(self.compute_bytes)}"
         )

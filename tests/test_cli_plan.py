@@ -159,7 +159,7 @@ def test_the_text_has_the_table_and_the_placement(
     lines = [line.split() for line in text.splitlines()]
     assert ["device", "layers", "heads", "KV", "heads", "weights"] in [line[:6] for line in lines]
     assert sum(line[:2] == ["cpu", "0-1"] for line in lines) == 2
-    assert "tensor parallel (x the fullest rank over an even part): 2 (x 1.00)" in text
+    assert "--tp can be (x how much the fullest rank has of an even part): 2 (x 1.00)" in text
     assert "1024" in next(line for line in lines if line[:4] == ["--device", "cpu,cpu", "--tp", "2"])
 
 

@@ -176,6 +176,14 @@ def test_one_placement_is_one_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("allocated", "mapped", "words"),
+    [(2**20, 0, "weights 1 MiB, "), (0, 2**21, "weights 2 MiB mapped from the file, "), (0, 0, "weights 0 MiB, ")],
+)
+def test_weights_of_one_kind_are_one_number(allocated: int, mapped: int, words: str) -> None:
+    assert words in str(Placement("cpu", "a processor", 4096, 4, allocated, mapped, 2**21, 2**22))
+
+
 def test_placements_as_json_have_the_sums() -> None:
     model = facts(numbers())
     found = placements(model, cut_demands(model, gpus(2)), CACHE, 1024).to_dict()

@@ -100,6 +100,7 @@ def test_advice_comes_from_the_numbers() -> None:
         "--layer-split 2 is fastest for the first token: 60.00 ms, 1.67 x one device"
     )
     assert advice({"": one, "--tp 2": Prediction(Mode.TENSOR, 2, None, None, None)}) == (
-        "one device is fastest for a token: 4.00 ms; one device is fastest for the first token: 100.00 ms"
+        "one device is fastest for a token: 4.00 ms; one device is fastest for the first token: 100 ms"
     )
+    assert advice({"": one}) == "predicted for a token: 4.00 ms; predicted for the first token: 100 ms"
     assert advice({}) == "nothing was measured"

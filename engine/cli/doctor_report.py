@@ -27,7 +27,7 @@ def report_lines(document: dict[str, Any]) -> Iterator[str]:
         yield _copy_table(document["copies"])
         yield ""
     if document["sums"]:
-        yield f"one sum of float32 numbers over {', '.join(document['ranks'])}"
+        yield f"one sum of so many float32 numbers over {', '.join(document['ranks'])}"
         yield _sum_table(document["sums"], document["transports"])
         yield ""
     yield from (printable(f"- {line}") for line in document["findings"] or ["nothing to mend was found"])
@@ -50,8 +50,9 @@ def _device_table(devices: list[dict[str, Any]]) -> str:
                 f"x{at['width']} of x{at['max_width']}" if at.get("width") else "",
             )
         )
-    header = ("device", "description", "free", "reads", "computes", "small steps", "bus id", "NUMA", "PCIe")
-    return render(rows, header=header, right=(3, 4, 5))
+    header = ("device", "description", "free", "reads", "computes", "a small step", "bus id", "NUMA", "PCIe")
+    n_known = max((i + 1 for row in rows for i, cell in enumerate(row) if cell != ""), default=len(header))
+    return render([row[:n_known] for row in rows], header=header[:n_known], right=(3, 4, 5))
 
 
 def _copy_table(copies: list[dict[str, Any]]) -> str:
@@ -63,7 +64,8 @@ def _copy_table(copies: list[dict[str, Any]]) -> str:
             times = [shown_fine_seconds(c["small_s"]), shown_fine_seconds(c["large_s"]), rate]
         ranks, state, way = f"{c['source']} -> {c['target']}", c["problem"] or "ok", CLASSES.get(c["between"], "")
         rows.append((ranks, c["from"], c["to"], state, *times, way))
-    header = ("ranks", "from", "to", "bytes", "16 KiB", "8 MiB", "rate", "PCIe between them")
+    last = "PCIe between them" if any(row[-1] for row in rows) else ""
+    header = ("ranks", "from", "to", "content", "16 KiB", "8 MiB", "rate", last)
     return render(rows, header=header, right=(4, 5, 6))
 
 

@@ -121,7 +121,9 @@ def open_llm(
 
 def start_lines(llm: LLM) -> list[str]:
     """What lies where and why, for people: of several ranks the mode and a table."""
-    return [printable(line) for line in (*llm.notes, *str(llm.plan).splitlines())]
+    software = sorted({p.device for p in llm.plan if gg.device(p.device).kind == "software"})
+    slow = [f"{name} is the processor, through a driver that compiles for a minute at first" for name in software]
+    return [printable(line) for line in (*llm.notes, *str(llm.plan).splitlines(), *slow)]
 
 
 def warn_of_unused_gpus(settings: Settings) -> None:

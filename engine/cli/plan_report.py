@@ -100,14 +100,14 @@ class PlanReport:
         """The degrees that work, each with the fullest rank's part over an even one, then why the others do not."""
         several = self.degrees[1:]
         works = [f"{d.n_ranks} (x {d.fullest:.2f})" for d in several if not d.obstacle]
-        yield f"tensor parallel (x the fullest rank over an even part): {', '.join(works) or 'none'}"
+        yield f"--tp can be (x how much the fullest rank has of an even part): {', '.join(works) or 'none'}"
         for obstacle, alike in groupby(several, lambda d: d.obstacle):
             if obstacle:
                 yield f"  not {', '.join(str(d.n_ranks) for d in alike)}: {obstacle}"
         yield ""
 
     def _table(self) -> str:
-        header = ("options", "fullest device", "context", "largest", "a token", f"prompt of {self.n_prompt}", "")
+        header = ("options", "fullest device", "context", "at most", "a token", f"prompt of {self.n_prompt}", "")
         rows = [self._row(o) for o in self.outlooks]
         if self.n_replicas > 1:
             rows = [(f"replica {number}: {row[0]}", *row[1:]) for number, row in enumerate(rows)]
