@@ -55,7 +55,7 @@ KINDS = {
 }  # fmt: skip
 # Programs that blocks may call besides ours; what they do is not ours to test.
 OTHERS = {
-    "apt", "cd", "curl", "docker", "git", "install", "journalctl", "mkdir", "nvidia-smi", "ollama", "systemctl",
+    ".", "apt", "cd", "curl", "docker", "git", "install", "journalctl", "mkdir", "nvidia-smi", "ollama", "systemctl",
     "useradd", "vulkaninfo",
 }  # fmt: skip
 # Instructions of a container file.

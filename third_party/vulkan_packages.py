@@ -121,7 +121,7 @@ def main() -> int:
         except BuildError as error:
             obstacle = f"{obstacle} ({error})"
     if obstacle:
-        print(f"VULKAN CANNOT BE TESTED HERE: {obstacle}", file=sys.stderr)
+        print(f"VULKAN CANNOT BE USED HERE: {obstacle}", file=sys.stderr)
     return os.EX_TEMPFAIL if obstacle else 0
 
 

@@ -22,6 +22,7 @@ from ..replica_plan import plan_replicas, replica_devices
 from .loading import load_options, open_model, warn_of_unused_gpus
 from .plan_report import PlanReport
 from .settings import Settings
+from .terminal import say
 
 
 def plan(settings: Settings) -> int:
@@ -47,6 +48,8 @@ def _report(settings: Settings, model: Model, options: LoadOptions) -> PlanRepor
     one, several = _considered(options)
     has_mode = options.n_ranks > 1
     reserve = options.reserve_on(several or [one])
+    if settings["measure"] and not settings["json"]:
+        say(f"measuring {', '.join(d.name for d in several or [one])} ...")
     ways_here = ways(options, one.name, [d.name for d in several], reserve, are_default=options.device is None)
     candidates = [options] if has_mode else []
     candidates += [way for way in ways_here if not has_mode or way.where != options.where]
