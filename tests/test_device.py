@@ -58,7 +58,9 @@ def test_an_interface_that_was_not_built_says_how_to_build_it(module: str) -> No
         gg.Backend(f"{module}:0")
 
 
-def test_vulkan_without_a_card_says_how_to_try_the_software_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_vulkan_without_a_card_says_how_to_try_the_software_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "libggml-vulkan.so").touch()
     monkeypatch.setattr(MODULE, "LIBRARY_DIR", tmp_path)
     monkeypatch.setattr(MODULE, "devices", lambda: (CPU,))
