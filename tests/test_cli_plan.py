@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from cli_calls import call
@@ -18,7 +20,7 @@ from pyggml.engine.balance import DeviceFacts
 from pyggml.engine.cli.plan_report import PlanReport
 from pyggml.engine.demand import ModelFacts
 from pyggml.engine.load_options import LoadOptions
-from pyggml.engine.measuring import SUM_ELEMENTS, Speed, device_speed, link_times, main_type
+from pyggml.engine.measuring import SUM_ELEMENTS, Speed, best_seconds, device_speed, link_times, main_type
 from pyggml.engine.outlook import Outlook, fastest, outlook, ways
 from pyggml.engine.prediction import LinkTimes, Mode
 from pyggml.engine.topology import Seat
@@ -263,3 +265,55 @@ def test_the_type_of_most_bytes_is_measured() -> None:
     types |= {name: gg.dtype("q4_0") for name in types if "ffn" in name}
     assert main_type(replace(model, types=types)) == "q4_0"
     assert main_type(replace(model, types=dict.fromkeys(model.types, gg.dtype("f16")))) == "f16"
+
+
+class _PretendedGroup:
+    """Ranks on one device of some kind; a step takes `step_s` on a clock that nothing else moves."""
+
+    def __init__(self, kind: str, step_s: float = 0.001) -> None:
+        device = SimpleNamespace(kind=kind)
+        self.backends = [SimpleNamespace(device=device, weight_buffer_type=lambda shape, kind: None)]
+        self.step_s, self.now, self.n_steps = step_s, 0.0, 0
+
+    def __enter__(self) -> _PretendedGroup:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def compile(self, build: object) -> _PretendedGroup:
+        return self
+
+    def step(self) -> None:
+        self.n_steps += 1
+        self.now += self.step_s
+
+
+@pytest.mark.parametrize(("step_s", "n_steps"), [(0.001, 1 + 20), (0.5, 1 + 3), (7.0, 1 + 1)])
+def test_a_run_that_takes_long_is_not_repeated(
+    step_s: float, n_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = _PretendedGroup("gpu", step_s)
+    monkeypatch.setattr("pyggml.engine.measuring.time.perf_counter", lambda: group.now)
+    assert best_seconds(cast(gg.Group, group), lambda g, rank: None) == pytest.approx(step_s)
+    assert group.n_steps == n_steps
+
+
+@pytest.mark.parametrize(("kind", "n_bytes"), [("cpu", 2**26), ("software", 2**26), ("igpu", 2**28), ("gpu", 2**28)])
+def test_a_software_driver_is_measured_with_as_little_as_a_processor(
+    kind: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Matrices(nullcontext):  # type: ignore[type-arg]
+        n, n_bytes = 1, 1
+
+        def __init__(self, backends: object, kind: object, n_bytes: int) -> None:
+            super().__init__(self)
+            asked.append(n_bytes)
+
+    monkeypatch.setattr("pyggml.Group", lambda names, threads: _PretendedGroup(kind))
+    monkeypatch.setattr("pyggml.engine.measuring._Matrices", Matrices)
+    monkeypatch.setattr("pyggml.engine.measuring.best_seconds", lambda group, build: 1.0)
+    device_speed.__wrapped__("a device")
+    assert asked == [n_bytes]
