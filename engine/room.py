@@ -54,8 +54,9 @@ class Room:
             return _hindrance(path, self.options, self.n_replicas)
         asked = json.dumps({"path": str(path), "options": asdict(self.options), "n_replicas": self.n_replicas})
         done = subprocess.run(
-            [sys.executable, "-m", __name__], input=asked, stdout=subprocess.PIPE, text=True, check=False
-        )
+            [sys.executable, "-m", __name__], input=asked, stdout=subprocess.PIPE, text=True, check=False,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the child
+        )  # fmt: skip
         found: str | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
         return found
 
@@ -102,7 +103,10 @@ def _hindrance(path: Path, options: LoadOptions, n_replicas: int) -> str | None:
 
 
 def _main() -> None:
-    asked = json.load(sys.stdin)
+    given = sys.stdin.read()
+    if not given:
+        return  # who asked has ended
+    asked = json.loads(given)
     options = LoadOptions(**asked["options"])
     print(json.dumps(_hindrance(Path(asked["path"]), options, asked["n_replicas"])))
 

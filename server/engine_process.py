@@ -35,10 +35,15 @@ class EngineProcess:
         """Start the process; it waits for the message that says which model to open."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pyggml.server.worker", str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+            # Ctrl-C comes to all processes of a terminal: the new one takes none until it can ignore it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "pyggml.server.worker", str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+                )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         ours.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         return cls(process, reader, writer)

@@ -119,6 +119,7 @@ def main(arguments: list[str]) -> int:
     """Serve the socket until the other end closes it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # which the front has blocked until now
     with socket.socket(fileno=int(arguments[0])) as end:
         end.setblocking(False)
         return asyncio.run(_serve(end))

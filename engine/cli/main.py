@@ -1,7 +1,7 @@
 """The command `pyggml`: finds the command, settles its options, runs it, makes exit statuses of errors.
 
 Exit status: 0 done, 1 something failed, 2 a mistake in what was asked, 130 interrupted. The modules of
-commands are imported only when they run, so that help needs neither numpy nor ggml.
+commands are imported only when they run, so that help needs nothing but the packages around it.
 """
 
 from __future__ import annotations

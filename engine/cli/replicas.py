@@ -32,7 +32,7 @@ def planned_replicas(path: str, options: Sequence[LoadOptions]) -> list[LoadOpti
     asked = json.dumps({"model": path, "replicas": [asdict(own) for own in options]})
     done = subprocess.run(
         [sys.executable, "-m", "pyggml.engine.cli.replicas"], input=asked, stdout=subprocess.PIPE, text=True,
-        check=False,
+        check=False, start_new_session=True,  # Ctrl-C is for this process, which then ends the child
     )  # fmt: skip
     if done.returncode:
         raise EngineError(f"the process that plans replicas ended with status {done.returncode}")
@@ -64,7 +64,10 @@ def as_llm_options(options: LoadOptions) -> dict[str, Any]:
 
 
 def _main() -> None:
-    asked = json.load(sys.stdin)
+    given = sys.stdin.read()
+    if not given:
+        return  # who asked has ended
+    asked = json.loads(given)
     options = [LoadOptions(**own) for own in asked["replicas"]]
     found: dict[str, Any]
     try:
