@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -123,7 +124,7 @@ class FakeHub:
         if content is None:
             return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
         headers = {
-            "Location": f"http://localhost:{self.port}/cdn/{repo}/{path}",
+            "Location": f"http://localhost:{self.port}/cdn/{repo}/{quote(path)}",
             "X-Repo-Commit": self.commit,
             "X-Linked-Etag": f'"{sha256(content)}"',
             "X-Linked-Size": str(len(content)),

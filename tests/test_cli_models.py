@@ -205,6 +205,14 @@ def test_a_file_that_cannot_be_had_is_refused(
     assert not list(tmp_path.rglob("m.gguf*"))
 
 
+def test_names_of_files_move_no_cursor(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.repos["o/odd"] = {"m\x1b[2J.gguf": hub.repos["o/tiny"]["tiny-Q8_0.gguf"]}
+    result = call(capsys, "pull", "hf:o/odd")
+    assert result.status == 0
+    assert "m\\x1b[2J" in result.out and "m\\x1b[2J" in result.err
+    assert "\x1b" not in result.out + result.err
+
+
 def test_a_bar_shows_how_far_it_is(hub: FakeHub) -> None:
     hub.break_after["tiny-Q8_0.gguf"] = [10_000]
     with Terminal("pull", "hf:o/tiny:Q8_0", environment={}, n_columns=120) as terminal:

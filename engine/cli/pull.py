@@ -7,6 +7,7 @@ import json
 from ..downloads.fetching import fetch
 from .loading import named_address, room_here
 from .settings import Settings
+from .terminal import printable
 from .units import shown_bytes
 
 
@@ -26,5 +27,5 @@ def pull(settings: Settings) -> int:
         print(json.dumps(document, ensure_ascii=False))
     else:
         new = "nothing new" if not fetched.n_new_bytes else f"{shown_bytes(fetched.n_new_bytes)} new"
-        print(f"{fetched.paths[0]}  ({shown_bytes(fetched.n_bytes)}, {new})")
+        print(f"{printable(str(fetched.paths[0]))}  ({shown_bytes(fetched.n_bytes)}, {new})")
     return 0

@@ -209,5 +209,5 @@ def _bar(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line on standard error; names that a server gave move no terminal's cursor."""
+    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr, flush=True)
