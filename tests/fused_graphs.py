@@ -53,6 +53,8 @@ def build(g: gg.Graph, case: Case) -> dict[str, np.ndarray]:
         return inputs
     hidden = norm(g, x) if "normed" in case.kind else x
     y = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 2), hidden)
+    if "router" in case.kind:
+        g.output("normed", hidden)
     if "gate" in case.kind:
         up = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 3), hidden)
         y = (gg.geglu if "gelu" in case.kind else gg.swiglu)(y, up)

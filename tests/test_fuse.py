@@ -70,6 +70,20 @@ def test_others_stay_with_ggml(case: Case) -> None:
     assert taken(case) == []
 
 
+@pytest.mark.parametrize(("kind", "n_nodes"), [("normed-router", 3), ("added-normed-router", 4)])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_routers_input_is_left_for_its_experts(kind: str, n_nodes: int, n: int) -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case(kind, n=n, k=2048, rows=128, type="f32"))
+        g.build()
+        runs = [(n_taken, fused.products.normed) for n_taken, fused in matches(g) if fused is not None]
+    assert [n_taken for n_taken, _ in runs] == [n_nodes] and runs[0][1] != ffi.NULL
+
+
+def test_large_matrices_of_float32_stay_with_ggml() -> None:
+    assert taken(Case("normed-router", rows=1025, type="f32")) == []
+
+
 def test_a_value_that_is_read_elsewhere_is_not_left_out() -> None:
     with gg.Graph(cpu()) as g:
         x = norm(g, g.input("x", (1, 256)))
@@ -113,6 +127,7 @@ def test_a_run_ends_where_it_is_told() -> None:
         (Case("normed", n=2, k=64, rows=8192), False),
         (Case("normed", n=2, k=256, rows=8192, type="q4_k"), True),
         (Case("normed-gate", n=8, k=256, rows=4096, type="q6_k"), True),
+        (Case("normed-router", type="f32"), False),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ SOURCES = (
     "product*.h",
     "expert*.cuh",
     "expert*.h",
+    "router*",
     "weight_blocks.cuh",
     "q6_k_blocks.cuh",
     "nibble_blocks.cuh",
@@ -79,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(TESTS / "emulated_cuda").iterdir(),
     ):
         shutil.copy(path, folder)
-    for program in ("products", "experts"):
+    for program in ("products", "experts", "router"):
         command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", f"{program}.cpp", "-o", program]
         done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -103,3 +104,11 @@ def test_products_are_right(folder: Path, case: tuple[object, ...]) -> None:
 def test_products_with_chosen_experts_are_right(folder: Path, case: tuple[object, ...]) -> None:
     (error,) = errors(folder / "experts", case)
     assert error <= LIMIT
+
+
+@pytest.mark.parametrize("kind", ["normed", "added"])
+@pytest.mark.parametrize("shape", [(1, 2048, 16, 8), (3, 64, 33, 4), (2, 2880, 7, 3), (8, 1000, 5, 2)])
+def test_a_routers_product_is_right(folder: Path, shape: tuple[int, ...], kind: str) -> None:
+    n, k, rows, n_processors = shape
+    error, error_of_normed, error_of_sum = errors(folder / "router", (n, k, rows, kind, n_processors))
+    assert error <= 1e-12 and error_of_normed <= 1e-12 and error_of_sum == 0

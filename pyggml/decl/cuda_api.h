@@ -20,7 +20,8 @@ void pg_group_set_mover(pg_group *group, const pg_mover *mover);
 void pg_group_add_transport(pg_group *group, const pg_transport *transport, int64_t min_elements, int64_t max_elements);
 void pg_group_clear_transports(pg_group *group);
 
-typedef struct { int n_nodes; bool has_heads; bool is_experts; ...; } pg_fused;
+typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
+typedef struct { int n_nodes; bool has_heads; bool is_experts; pg_fused_products products; ...; } pg_fused;
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
 
 #define PGC_ABI ...

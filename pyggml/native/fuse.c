@@ -4,6 +4,7 @@
 
 #include "fuse_experts.h"
 #include "fuse_products.h"
+#include "fuse_router.h"
 
 #include "ggml-impl.h"
 
@@ -11,7 +12,8 @@
 #include <string.h>
 
 int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out) {
-    pg_fuse_run r = { .graph = graph, .first = first, .at = first, .stop = stop };
+    const pg_fuse_run start = { .graph = graph, .first = first, .at = first, .stop = stop };
+    pg_fuse_run r = start;
     memset(out, 0, sizeof(*out));
     const char * setting = getenv("PYGGML_FUSED");
     if (pg_is_free(graph->nodes[first]) || (setting && strcmp(setting, "0") == 0)) {
@@ -19,7 +21,12 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
     }
     const bool takes_all = setting && strcmp(setting, "all") == 0;
     out->is_experts = graph->nodes[first]->op == GGML_OP_MUL_MAT_ID;
-    const bool is_taken = out->is_experts ? takes_all && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out, takes_all);
+    bool is_taken = out->is_experts ? takes_all && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out, takes_all);
+    if (!is_taken && !out->is_experts && takes_all) {
+        r = start;
+        memset(out, 0, sizeof(*out));
+        is_taken = pg_match_router(&r, &out->products);
+    }
     out->n_nodes = is_taken ? r.at - first : 0;
     return out->n_nodes;
 }

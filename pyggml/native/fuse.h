@@ -25,12 +25,14 @@ typedef struct {
 } pg_fused_product;
 
 // Products of one input: x, or the sum of x and addend (which `sum` takes), normed and weighted if told so.
+// Where others read the products' input too, `normed` takes it; there is one product then, a router's, of float32.
 // With a gate: product[0].out = gate(product[0], product[1]), both of one type; else types may differ.
 typedef struct {
     const struct ggml_tensor * x;
     const struct ggml_tensor * addend;
     const struct ggml_tensor * sum;
     const struct ggml_tensor * norm_weight;
+    const struct ggml_tensor * normed;
     bool is_normed;
     float eps;
     enum pg_gate gate;

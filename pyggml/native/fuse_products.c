@@ -60,8 +60,7 @@ static bool pays(const pg_fused_products * p, bool has_heads) {
     return n_columns == 1 || (is_packed && (n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4)));
 }
 
-// [add,] rms_norm, mul, or none of them; the tensor that the products read.
-static const struct ggml_tensor * take_input(pg_fuse_run * r, pg_fused_products * p) {
+const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p) {
     const pg_fuse_run start = *r;
     const struct ggml_tensor * add = pg_fuse_take(r, GGML_OP_ADD);
     const struct ggml_tensor * norm = pg_fuse_take(r, GGML_OP_RMS_NORM);
@@ -162,7 +161,7 @@ static bool is_safe(const pg_fused_products * p) {
 
 bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all) {
     pg_fused_products * p = &out->products;
-    const struct ggml_tensor * input = take_input(r, p);
+    const struct ggml_tensor * input = pg_take_input(r, p);
     const bool is_input = input && pg_is_plain(p->x) && p->x->ne[2] == 1 && p->x->ne[3] == 1 && fits(p);
     if (!is_input || !pg_take_product(r, input, p)) {
         return false;

@@ -14,6 +14,9 @@ bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all);
 // Whether there are kernels for matrices of this type that begin there.
 bool pg_has_kernel(const struct ggml_tensor * weight);
 
+// [add,] rms_norm, mul, or none of them; the tensor that the products read.
+const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p);
+
 // The next product of `input`, if there is one.
 bool pg_take_product(pg_fuse_run * r, const struct ggml_tensor * input, pg_fused_products * p);
 

@@ -37,6 +37,8 @@ CASES = [
     *(Case(f"heads{tail}", n=n, k=512, head_dim=d, is_neox=neox)
       for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8)
       for d in (64, 128, 256) for neox in (False, True)),
+    *(Case(f"{added}normed-router", n=n, k=k, rows=rows, type="f32")
+      for added in ("", "added-") for n in (1, 2, 8) for k, rows in ((2048, 128), (2880, 32), (5120, 257), (8192, 60))),
     *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
     *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
 ]  # fmt: skip
@@ -114,7 +116,7 @@ def test_fused_runs_equal_ggmls_kernels(
             check_heads(g, backend, found, case, right)
             return
         ours = compute_fused(g, backend, found)
-    for name in ("y", "sum"):
+    for name in ("y", "sum", "normed"):
         if name in right:
             error = nmse(ours[name], right[name])
             print(f"{case} {name}: {error:.1e}")

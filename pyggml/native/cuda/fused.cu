@@ -5,6 +5,7 @@
 #include "fused_experts.h"
 #include "heads_launch.h"
 #include "product_types.h"
+#include "router.h"
 #include "workspace.h"
 
 #include <cmath>
@@ -159,6 +160,10 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
     }
     products p = describe(fused.products, space);
     p.lets_next_start = fused.has_heads || fused.is_before_ours;
+    if (fused.products.normed) {
+        const router_product router = {p, static_cast<float *>(fused.products.normed->data)};
+        return why.passed(launch_router(router, card, where.stream), "launching a router");
+    }
     if (!why.passed(launch_types(fused.products, p, card, where.stream), "launching products")) {
         return false;
     }

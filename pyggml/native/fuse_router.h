@@ -1,0 +1,16 @@
+// Runs around the product that rates experts: [add,] rms_norm, mul, and a small matrix of float32.
+#pragma once
+
+#include "fuse.h"
+#include "fuse_run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How fast they are was not measured: only PYGGML_FUSED=all takes them.
+bool pg_match_router(pg_fuse_run * r, pg_fused_products * out);
+
+#ifdef __cplusplus
+}
+#endif
