@@ -69,7 +69,7 @@ def test_a_profile_names_the_ten_most_expensive_nodes_of_each_step(
             )
     assert any(line.startswith("decode step of 2 sequences in a window of 256: ") for line in lines)
     assert any(line.startswith("sum over ranks  ") for line in lines)
-    assert "launches of decode steps are not recorded" in lines
+    assert not [line for line in lines if "recorded" in line]  # which only CUDA cards can
 
 
 def test_a_prompt_may_fill_the_context(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from .loading import limit_of, open_llm, open_model, start_lines, warn_of_unused
 from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
 from .settings import Settings
 from .table import render
-from .terminal import one_line, say
+from .terminal import counting_bar, one_line, say
 from .units import shown_rate, shown_seconds
 
 T = TypeVar("T")
@@ -129,21 +129,28 @@ def _opened(settings: Settings, n_seq: int, where: Where, n_prompt: int = 0) -> 
     return open_llm(settings, open_model(settings), ctx=ctx, parallel=n_seq, where=where)
 
 
-def _repeated(settings: Settings, measure: Callable[[], T]) -> list[T]:
+def _repeated(settings: Settings, what: str, measure: Callable[[], T]) -> list[T]:
     """Measurements after one that warms up."""
-    measure()
-    return [measure() for _ in range(settings["repeat"])]
+    n_runs = settings["repeat"] + 1
+    runs = []
+    with counting_bar(not settings["json"], what, n_runs, "run") as advance:
+        for _ in range(n_runs):
+            runs.append(measure())
+            advance(1)
+    return runs[1:]
 
 
 def _prefill(settings: Settings, llm: LLM, rng: np.random.Generator, n_prompt: int) -> dict[str, Any]:
-    runs = _repeated(settings, lambda: prefill(llm, random_prompt(rng, llm, n_prompt)))
+    runs = _repeated(settings, f"prefill {n_prompt}", lambda: prefill(llm, random_prompt(rng, llm, n_prompt)))
     return {"n_prompt": n_prompt, "tok_per_s": median(runs), "runs_tok_per_s": runs}
 
 
 def _decode(settings: Settings, llm: LLM, rng: np.random.Generator, n_seq: int) -> dict[str, Any]:
     n_gen = settings["n-gen"]
     runs = _repeated(
-        settings, lambda: decode(llm, [random_prompt(rng, llm, N_SHORT) for _ in range(n_seq)], n_gen)
+        settings,
+        f"decode {n_gen} x {n_seq}",
+        lambda: decode(llm, [random_prompt(rng, llm, N_SHORT) for _ in range(n_seq)], n_gen),
     )
     speeds = [run.tok_per_s for run in runs]
     return {
@@ -176,7 +183,7 @@ def _table(document: dict[str, Any]) -> str:
 def _lines_below(document: dict[str, Any]) -> list[str]:
     """Recorded launches, and sums over ranks."""
     lines = [""]
-    if document["decode"]:
+    if document["decode"] and any(gg.device(rank["device"]).module == "cuda" for rank in document["plan"]):
         lines += [bench_profile.replay_line(document["decode"][-1]["replays"])]
     return [*lines, *bench_profile.sums_lines(document["sums_s"])]
 
