@@ -65,6 +65,7 @@ $(VENV)/package: $(VENV)/tools pyproject.toml setup.py
 
 # What only the tests and checks import: half a gigabyte.
 $(VENV)/dev: $(VENV)/package
+	@echo "what tests and checks import comes now: half a gigabyte, a minute or more without a word"
 	$(PIP) install --no-build-isolation -e ".[server,dev]"
 	@touch $@
 
