@@ -43,7 +43,7 @@ def _device_table(devices: list[dict[str, Any]]) -> str:
                 printable(d["description"]),
                 f"{shown_bytes(d['memory_free_bytes'])} of {shown_bytes(d['memory_total_bytes'])}",
                 "" if speed is None else f"{speed['bandwidth'] / 1e9:.1f} GB/s",
-                "" if speed is None else f"{speed['flops'] / 1e9:.0f} GFLOP/s",
+                "" if speed is None else f"{speed['flops'] / 1e9:.{0 if speed['flops'] > 1e10 else 1}f} GFLOP/s",
                 "" if speed is None else shown_fine_seconds(speed["layer_s"]),
                 d["bus_id"] or "",
                 "" if at.get("numa_node") is None else at["numa_node"],
