@@ -25,6 +25,8 @@ def chat_request(asked: MessagesRequest) -> ChatRequest:
             raise BadRequest("stop_sequences has an empty text, which every answer has", param="stop_sequences")
         sampling["stop"] = asked.stop_sequences
     choice, config = asked.tool_choice, asked.output_config
+    if choice is not None and choice.type in ("any", "tool") and not asked.tools:
+        raise BadRequest(f"tool_choice is of type {choice.type!r} and there are no tools", param="tool_choice")
     messages = chat_messages(asked.system, asked.messages)
     check_end(messages)
     effort = None if config is None else config.effort

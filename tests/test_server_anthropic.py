@@ -266,7 +266,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a sampler that is not there": ({"mirostat": 2}, "mirostat"),
     "a tool that is not offered": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "other"),
     "a tool without a name": ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice"),
-    "a call without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    "a call without tools": ({"tool_choice": {"type": "any"}}, "tool_choice is of type 'any'"),
     "an empty stop sequence": ({"stop_sequences": [""]}, "stop_sequences"),
     "an unknown kind of thinking": ({"thinking": {"type": "deep"}}, "thinking"),
     "a beginning of the answer": (
