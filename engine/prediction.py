@@ -108,12 +108,12 @@ def advice(predictions: Mapping[str, Prediction]) -> str:
         best = min(known, key=lambda options: known[options])
         gain = f", {known[''] / known[best]:.2f} x one device" if best and "" in known else ""
         verdict = f"{best or 'one device'} is fastest for" if len(predictions) > 1 else "predicted for"
-        found.append(f"{verdict} {what}: {_ms(known[best])}{gain}")
+        found.append(f"{verdict} {what}: {_shown(known[best])}{gain}")
     return "; ".join(found) or "nothing was measured"
 
 
-def _ms(s: float) -> str:
-    return f"{1000 * s:.2f} ms" if s < 0.1 else f"{1000 * s:.0f} ms"
+def _shown(s: float) -> str:
+    return f"{1000 * s:.2f} ms" if s < 0.1 else f"{1000 * s:.0f} ms" if s < 1 else f"{s:.2f} s"
 
 
 def _token_s(hp: HParams, demand: Demand, cache: CacheFacts, n_past: int) -> float | None:

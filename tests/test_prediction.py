@@ -103,4 +103,6 @@ def test_advice_comes_from_the_numbers() -> None:
         "one device is fastest for a token: 4.00 ms; one device is fastest for the first token: 100 ms"
     )
     assert advice({"": one}) == "predicted for a token: 4.00 ms; predicted for the first token: 100 ms"
+    slow = Prediction(Mode.ONE, 1, 1.793, 0.0, 401.3)
+    assert advice({"": slow}) == "predicted for a token: 1.79 s; predicted for the first token: 401.30 s"
     assert advice({}) == "nothing was measured"
