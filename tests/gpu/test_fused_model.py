@@ -74,3 +74,29 @@ def test_decode_steps_are_as_near_to_float32_as_with_ggmls_kernels(
     print(f"{path.name} {mode} graphs {graphs}: ours {ours:.2e}, ggml's {theirs:.2e} from float32")
     assert ours != theirs, "no kernel of ours was at work"
     assert ours <= 1.25 * theirs
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("experts") / "model.gguf"
+    command = [sys.executable, WRITER, "qwen3-30b-a3b", "q4_k", path, "--layers", "4"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_chosen_experts_are_those_of_ggmls_kernels(
+    experts: Path, mode: tuple[str, dict[str, int]], graphs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens are so near the edge between two experts that a rounding changes the choice; a fault changes all."""
+    monkeypatch.setenv("PYGGML_CUDA_GRAPHS", graphs)
+    found = {}
+    for setting in ("0", "1", "all"):
+        monkeypatch.setenv("PYGGML_FUSED", setting)
+        found[setting] = logits(experts, mode[0], **mode[1])
+    usual, ours = (error(found[setting], found["0"]) for setting in ("1", "all"))
+    print(f"{mode} graphs {graphs}: with experts {ours:.2e}, without {usual:.2e} from ggml's kernels")
+    assert ours != usual, "no kernel of experts was at work"
+    assert ours <= 2e-2
