@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._ffi import ffi, last_native_error, lib
@@ -22,12 +23,25 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 MAX_THREADS = 512  # ggml's own limit
+_TIME_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def default_threads() -> int:
-    """The number of processors that this process may use."""
+    """The number of processors that this process may use, a container's limit of their time included."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(n, MAX_THREADS)
+    return min(n, _time_limit(), MAX_THREADS)
+
+
+def _time_limit() -> int:
+    """The processors whose time a container may use (`docker run --cpus 2`), rounded up.
+
+    Source: the Linux kernel's cgroup-v2.rst, cpu.max: microseconds in each period, or `max`.
+    """
+    try:
+        quota, period = _TIME_LIMIT.read_text().split()
+        return max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such group, or no limit
+        return MAX_THREADS
 
 
 class Backend(Closable):

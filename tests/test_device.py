@@ -286,3 +286,16 @@ def test_a_missing_or_broken_cpu_module_is_a_build_error(folder: Path, damage: b
 def test_a_wrong_log_level_is_an_error_that_names_the_variable(folder: Path) -> None:
     child = in_folder(folder, "import os; os.environ['PYGGML_LOG_LEVEL'] = 'loud'; gg.devices()")
     assert "BuildError: PYGGML_LOG_LEVEL=loud: it is a number" in child.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [("200000 100000\n", 2), ("150000 100000\n", 2), ("10000 100000\n", 1), ("max 100000\n", 64), ("", 64)],
+)
+def test_a_containers_limit_of_time_bounds_the_threads(
+    text: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr("pyggml.backend._TIME_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    assert gg.default_threads() == threads
