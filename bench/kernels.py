@@ -1,6 +1,6 @@
 """Our kernels beside ggml's, shape by shape: microseconds, GB/s and the part of the copy bandwidth.
 
-python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,4] [--models llama-8b,llama-8b/2,qwen3-30b-a3b]
+python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,2,4,8,16] [--models llama-8b,llama-8b/2,qwen3-30b-a3b]
 
 Each row is one part of a decode step, captured in a CUDA graph over so many copies of its weights that no cache holds
 them: norm, products and what follows. Weights are random bytes; only times are looked at. Needs one CUDA device.

@@ -37,7 +37,7 @@ def taken(case: Case) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("kind_of_weights", ["q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4"])
-@pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.parametrize("n", [1, 2, 16])
 def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weights: str, n: int) -> None:
     assert taken(Case(kind, n=n, type=kind_of_weights)) == [n_nodes]
 
@@ -45,7 +45,7 @@ def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weig
 @pytest.mark.parametrize(
     "kind", ["heads", "added-heads", "heads-qk", "heads-bias", "heads-yarn-factors", "heads-mixed"]
 )
-@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("n", [1, 5, 16])
 def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None:
     with gg.Graph(cpu()) as g:
         # As models do, K and V are stored before anything reads Q.
@@ -58,7 +58,8 @@ def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None
 @pytest.mark.parametrize(
     "case",
     [
-        Case("alone", n=9),
+        Case("alone", n=17),
+        Case("alone", n=3, k=32768),
         Case("alone", type="f32"),
         Case("alone", type="q5_0"),
         Case("alone", rows=15),
@@ -82,6 +83,10 @@ def test_a_routers_input_is_left_for_its_experts(kind: str, n_nodes: int, n: int
 
 def test_large_matrices_of_float32_stay_with_ggml() -> None:
     assert taken(Case("normed-router", rows=1025, type="f32")) == []
+
+
+def test_any_length_of_many_columns_is_taken() -> None:
+    assert taken(Case("residual", n=16, k=28672, rows=32)) == [2]
 
 
 def test_a_value_that_is_read_elsewhere_is_not_left_out() -> None:
@@ -128,6 +133,7 @@ def test_a_run_ends_where_it_is_told() -> None:
         (Case("normed", n=2, k=256, rows=8192, type="q4_k"), True),
         (Case("normed-gate", n=8, k=256, rows=4096, type="q6_k"), True),
         (Case("normed-router", type="f32"), False),
+        (Case("normed-gate", n=9, k=256, rows=4096, type="q6_k"), False),
     ],
     ids=str,
 )

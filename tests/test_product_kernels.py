@@ -19,6 +19,8 @@ SOURCES = (
     "expert*.cuh",
     "expert*.h",
     "router*",
+    "wide_products.cuh",
+    "rounded_input.*",
     "weight_blocks.cuh",
     "q6_k_blocks.cuh",
     "nibble_blocks.cuh",
@@ -32,17 +34,23 @@ TYPES = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4")
 SMALL_BLOCKS = ("q8_0", "q4_0", "q4_1", "mxfp4")
 KINDS = ("alone", "normed", "normed-added", "bias-residual", "normed-gate")
 CASES = [
-    *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 3, 8) for kind in KINDS),
-    *((kind_of, 2, 512, 40, "normed-gate", 2) for kind_of in TYPES),
-    *((kind_of, n, 1280, rows, "residual", 3) for kind_of in TYPES for n in (1, 5) for rows in (17, 101)),
+    *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 3, 8, 16) for kind in KINDS),
+    *((kind_of, n, 512, 40, "normed-gate", 2) for kind_of in TYPES for n in (2, 4, 9)),
+    *((kind_of, n, 1280, rows, "residual", 3) for kind_of in TYPES for n in (1, 5, 13) for rows in (17, 101)),
     *(
         (kind_of, n, k, 35, "normed", 2)
         for kind_of in SMALL_BLOCKS
-        for n in (1, 3, 8)
+        for n in (1, 3, 8, 12)
         for k in (64, 576, 1088)
     ),
-    *((kind_of, n, 96, 35, "normed", 2) for kind_of in SMALL_BLOCKS[1:] for n in (1, 8)),
+    *((kind_of, n, 96, 35, "normed", 2) for kind_of in SMALL_BLOCKS[1:] for n in (1, 8, 16)),
+    *((kind_of, n, 512, 700, "bias-residual", 1) for kind_of in TYPES for n in (2, 9)),  # many tiles a block
+    # More columns than shared memory holds.
+    *((kind_of, 16, 9216, 33, "residual", 1) for kind_of in TYPES),
     ("q8_0", 2, 4352, 16, "normed-gate", 1),
+    ("q8_0", 16, 8192, 40, "normed-gate", 1),
+    ("q8_0", 8, 28672, 16, "residual", 1),
+    ("q8_0", 16, 14400, 50, "alone", 1),
     ("q4_k", 1, 8192, 16, "normed", 2),
     ("q5_k", 1, 17408, 16, "residual", 2),
 ]

@@ -1,4 +1,4 @@
-// Runs of a graph's nodes that our CUDA module computes in one or two launches, found without CUDA.
+// Runs of a graph's nodes that our CUDA module computes in a few launches, found without CUDA.
 // Tensors are those of the graph; what lies between them is never written.
 #pragma once
 
@@ -11,7 +11,8 @@ extern "C" {
 #endif
 
 #define PG_FUSED_MAX_PRODUCTS 3
-#define PG_FUSED_MAX_COLUMNS 8
+#define PG_FUSED_MAX_COLUMNS 16
+#define PG_FUSED_MAX_TOKENS 8    // with experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };

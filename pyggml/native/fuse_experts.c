@@ -60,7 +60,7 @@ static bool has_few_tokens(const pg_fused_experts * e) {
     const int64_t n_used = e->ids->ne[0], n_tokens = e->ids->ne[1];
     const bool is_one_row = e->x->ne[1] == 1 && e->x->ne[2] == n_tokens && e->x->ne[3] == 1;
     const bool is_choice = e->ids->type == GGML_TYPE_I32 && e->ids->nb[0] == sizeof(int32_t) && ggml_nelements(e->ids) == n_used * n_tokens;
-    return is_one_row && is_choice && n_tokens <= PG_FUSED_MAX_COLUMNS && n_used * n_tokens <= PG_FUSED_MAX_CHOSEN;
+    return is_one_row && is_choice && n_tokens <= PG_FUSED_MAX_TOKENS && n_used * n_tokens <= PG_FUSED_MAX_CHOSEN;
 }
 
 // Activations in shared memory, in whole units of 256, beside the weights on their way.

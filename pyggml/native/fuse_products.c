@@ -28,7 +28,7 @@ static bool is_one_matrix(const struct ggml_tensor * w) {
     return w->ne[2] == 1 && w->ne[3] == 1 && pg_has_kernel(w);
 }
 
-// Activations in shared memory, beside the weights on their way.
+// Activations in shared memory, beside the weights on their way; of more than 4 columns they can come with the weights.
 static bool fits(const pg_fused_products * p) {
     const int64_t max_bytes = 150 * 1024;
     const int64_t max_normed = 8192;  // which registers hold
@@ -36,16 +36,16 @@ static bool fits(const pg_fused_products * p) {
     if (p->is_normed && n_weights > max_normed) {
         return false;
     }
-    const int64_t n_places = n_columns <= 2 ? n_columns : n_columns <= 4 ? 4 : 8;
-    return n_columns <= PG_FUSED_MAX_COLUMNS && n_places * n_weights * 5 / 4 <= max_bytes;
+    const int64_t n_places = n_columns <= 2 ? n_columns : 4;
+    return n_columns <= PG_FUSED_MAX_COLUMNS && (n_columns > 4 || n_places * n_weights * 5 / 4 <= max_bytes);
 }
 
 static bool is_measured(const struct ggml_tensor * w) {
     return w->type == GGML_TYPE_Q8_0 || w->type == GGML_TYPE_Q4_K || w->type == GGML_TYPE_Q5_K || w->type == GGML_TYPE_Q6_K;
 }
 
-// Whether it is faster than ggml's kernels, as measured on an H200: several columns make every block's own rounding of the
-// activations dear, which large matrices and what else a run saves make up for.
+// Whether it is faster than ggml's kernels, as measured on an H200 when every block of a product of several columns rounded
+// the activations for itself. That a launch of its own does it now, and 9 to 16 columns, are not measured.
 static bool pays(const pg_fused_products * p, bool has_heads) {
     const int64_t n_columns = p->x->ne[1];
     int64_t n_rows = 0;
@@ -57,7 +57,7 @@ static bool pays(const pg_fused_products * p, bool has_heads) {
             return false;
         }
     }
-    return n_columns == 1 || (is_packed && (n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4)));
+    return n_columns == 1 || (is_packed && n_columns <= 8 && (n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4)));
 }
 
 const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p) {

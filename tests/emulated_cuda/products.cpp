@@ -1,4 +1,4 @@
-// Runs the products' own source on a processor: `products TYPE COLUMNS WEIGHTS ROWS KIND PROCESSORS`, KIND of normed,
+// Runs the products' own source on a processor, several columns with their rounding before: `products TYPE COLUMNS WEIGHTS ROWS KIND PROCESSORS`, KIND of normed,
 // added, gate, bias, residual, joined by -. Prints the squared error over the squared size of the right results, and
 // the same for the sum of x and addend.
 
@@ -6,6 +6,7 @@
 #include "product_launch.cuh"
 #include "q6_k_blocks.cuh"
 #include "quantised.h"
+#include "rounded_input.cu"
 
 #include <cstdio>
 
@@ -19,6 +20,11 @@ static cudaError_t launch(const std::string & type, products & p, const product_
     }
     return type == "q4_k" ? launch_columns<q4_k, false>(p, card, nullptr)
            : type == "q5_k" ? launch_columns<q5_k, false>(p, card, nullptr) : launch_columns<q6_k, true>(p, card, nullptr);
+}
+
+static rounding rounding_of(const std::string & type) {
+    return type == "q8_0" ? ROUNDED_ROTATED : type == "q4_k" || type == "q5_k" ? ROUNDED_QUANT_SUMS
+           : type == "q4_0" || type == "q4_1" ? ROUNDED_VALUE_SUMS : ROUNDED_PLAIN;
 }
 
 int main(int, char ** argument) {
@@ -80,7 +86,9 @@ int main(int, char ** argument) {
     std::vector<float> out(right.size(), NAN);
     p.matrix[0].out = has("residual") ? residual.data() : out.data();  // in place, as graphs have it
     p.matrix[0].residual = has("residual") ? residual.data() : nullptr;
-    if (launch(type, p, {std::stoi(argument[6]), SHARED_BYTES}) != cudaSuccess) {
+    std::vector<float4> rounded(rounded_size(k, n) / 16, {NAN, NAN, NAN, NAN});
+    const bool is_rounded = n == 1 || launch_rounding(p, rounding_of(type), rounded.data(), nullptr) == cudaSuccess;
+    if (!is_rounded || launch(type, p, {std::stoi(argument[6]), SHARED_BYTES}) != cudaSuccess) {
         puts("not launched");
         return 1;
     }

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TYPES = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4")
-COLUMNS = (1, 2, 3, 4, 8)
+COLUMNS = (1, 2, 3, 4, 8, 9, 16)
 KINDS = ("alone", "normed", "added-normed", "bias-residual", "normed-gate", "added-normed-gate-gelu")
 ODD = [(17, 256), (100, 2304), (1003, 512), (16, 8192), (2056, 768)]
 LOOSE = [(33, 64), (100, 192), (50, 576), (1001, 2112), (24, 14400)]
@@ -30,17 +30,18 @@ LOOSE = [(33, 64), (100, 192), (50, 576), (1001, 2112), (24, 14400)]
 CASES = [
     *(Case(kind, n=n, k=2048, rows=520, type=kind_of) for kind in KINDS for n in COLUMNS for kind_of in TYPES),
     *(Case(kind, n=n, k=k, rows=rows, type=kind_of)
-      for kind in ("normed", "normed-gate", "residual") for n in (1, 5) for rows, k in ODD for kind_of in TYPES),
-    *(Case("normed", n=n, k=k, rows=rows) for n in (1, 2, 7) for rows, k in LOOSE if n * k < 80000),
-    *(Case("residual", n=n, k=14336, rows=256, type=kind_of) for n in (1, 4) for kind_of in TYPES),
-    Case("residual", k=28672, rows=64),
+      for kind in ("normed", "normed-gate", "residual") for n in (1, 5, 16) for rows, k in ODD for kind_of in TYPES),
+    *(Case("normed", n=n, k=k, rows=rows) for n in (1, 2, 7, 15) for rows, k in LOOSE),
+    *(Case("residual", n=n, k=14336, rows=256, type=kind_of) for n in (1, 4, 8, 16) for kind_of in TYPES),
+    *(Case("residual", n=n, k=28672, rows=64) for n in (1, 4, 8, 16)),
+    *(Case("normed-gate", n=n, k=8192, rows=2056, type=kind_of) for n in (8, 16) for kind_of in TYPES),
     *(Case(f"heads{tail}", n=n, k=512, head_dim=d, is_neox=neox)
-      for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8)
+      for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8, 16)
       for d in (64, 128, 256) for neox in (False, True)),
     *(Case(f"{added}normed-router", n=n, k=k, rows=rows, type="f32")
       for added in ("", "added-") for n in (1, 2, 8) for k, rows in ((2048, 128), (2880, 32), (5120, 257), (8192, 60))),
-    *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
-    *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6) for kind_of in TYPES),
+    *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6, 16) for kind_of in TYPES),
+    *(Case("added-heads", n=n, k=1024, type=kind_of) for n in (1, 6, 16) for kind_of in TYPES),
 ]  # fmt: skip
 EXPERT_CASES = [
     *(Experts(kind, n, used, 1024, 512, kind_of, n_experts=16)

@@ -5,6 +5,7 @@
 #include "fused_experts.h"
 #include "heads_launch.h"
 #include "product_types.h"
+#include "rounded_input.h"
 #include "router.h"
 #include "workspace.h"
 
@@ -43,12 +44,32 @@ int64_t stride_of(const ggml_tensor * t) {
     return t ? static_cast<int64_t>(t->nb[1] / sizeof(float)) : 0;
 }
 
-size_t results_size(const pg_fused_products & of) {
+// Floats before the rounded activations.
+size_t results_size(const pg_fused & of) {
     size_t n = 0;
-    for (int i = 0; i < of.n_products; i++) {
-        n += of.product[i].weight->ne[1] * of.x->ne[1];
+    for (int i = 0; of.has_heads && i < of.products.n_products; i++) {
+        n += of.products.product[i].weight->ne[1] * of.products.x->ne[1];
     }
-    return n;
+    return (n + 3) / 4 * 4;
+}
+
+size_t floats_between(const pg_fused & of) {
+    if (of.is_experts) {
+        return between_size(of.experts);
+    }
+    const int n_weights = static_cast<int>(of.products.x->ne[0]), n_columns = static_cast<int>(of.products.x->ne[1]);
+    return results_size(of) + (n_columns > 1 ? rounded_size(n_weights, n_columns) / sizeof(float) : 0);
+}
+
+rounding rounding_for(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q8_0: return ROUNDED_ROTATED;
+        case GGML_TYPE_Q4_K:
+        case GGML_TYPE_Q5_K: return ROUNDED_QUANT_SUMS;
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1: return ROUNDED_VALUE_SUMS;
+        default: return ROUNDED_PLAIN;
+    }
 }
 
 products describe(const pg_fused_products & of, const workspace & space) {
@@ -114,7 +135,8 @@ heads describe(const pg_fused_heads & of, const products & p) {
 }
 
 // One launch for each type of weights, all from the same input; the last one writes its sum, which may lie in the input.
-cudaError_t launch_types(const pg_fused_products & of, const products & all, const product_card & card, cudaStream_t stream) {
+// Several columns are rounded before, into `rounded`, and once more for a type that wants them otherwise.
+cudaError_t launch_types(const pg_fused_products & of, products all, float * rounded, const product_card & card, cudaStream_t stream) {
     bool is_launched[PG_FUSED_MAX_PRODUCTS] = {};
     int n_left = of.n_products;
     for (int first = 0; first < of.n_products; first++) {
@@ -122,6 +144,12 @@ cudaError_t launch_types(const pg_fused_products & of, const products & all, con
             continue;
         }
         const ggml_tensor * weight = of.product[first].weight;
+        const rounding wanted = rounding_for(weight->type);
+        if (all.n_columns > 1 && !serves(all.rounded.kind, wanted)) {
+            if (const cudaError_t status = launch_rounding(all, wanted, rounded, stream); status != cudaSuccess) {
+                return status;
+            }
+        }
         products p = all;
         p.n_matrices = 0;
         p.row_bytes = static_cast<int64_t>(weight->nb[1]);
@@ -149,8 +177,7 @@ bool can_fuse(const place & where) {
 
 bool launch_fused(const pg_fused & fused, const place & where, const reason & why) {
     workspace space;
-    const size_t n_floats = fused.has_heads ? results_size(fused.products) : fused.is_experts ? between_size(fused.experts) : 0;
-    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") || !find_workspace(where, n_floats, space, why)) {
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") || !find_workspace(where, floats_between(fused), space, why)) {
         return false;
     }
     const product_card & card = facts_of(where.card).card;
@@ -164,7 +191,8 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
         const router_product router = {p, static_cast<float *>(fused.products.normed->data)};
         return why.passed(launch_router(router, card, where.stream), "launching a router");
     }
-    if (!why.passed(launch_types(fused.products, p, card, where.stream), "launching products")) {
+    float * rounded = space.between + results_size(fused);
+    if (!why.passed(launch_types(fused.products, p, rounded, card, where.stream), "launching products")) {
         return false;
     }
     if (!fused.has_heads) {

@@ -59,11 +59,11 @@ struct nibble_blocks {
             const int2 own = x.q[(8 * s + u.g) * 4 + u.t];
             int_tile p(MAGIC_BITS), odd(0);
 #pragma unroll
-            for (int j = 0; j < 8 / N; j++) {
+            for (int j = 0; j < sums.SET_BLOCKS; j++) {
                 uint32_t a[4] = {};
 #pragma unroll
                 for (int r = 0; r < ROWS / 8; r++) {
-                    const char * block = u.row[r] + (s * (8 / N) + j) * FORMAT::BLOCK_BYTES;
+                    const char * block = u.row[r] + (sums.first_block(s) + j) * FORMAT::BLOCK_BYTES;
                     FORMAT::values(loose_word(block + FORMAT::HEADER_BYTES, u.t), a[r], a[2 + r]);
                 }
                 add_product(j % 2 ? odd : p, a, own_or_zero<N>(own, u.g, j));
@@ -82,9 +82,9 @@ struct nibble_blocks {
                     m[r][e] = number < u.n_blocks ? FORMAT::minimum(block) : 0;
                 }
             }
-            sums.add_magic(p, w, pair_of(x.d, s, u.t));
+            sums.add_magic(s, p, w, pair_of(x.d, s, u.t));
             if constexpr (SUMS != sum_kind::none) {
-                sums.subtract(m, pair_of(x.s, s, u.t));
+                sums.subtract(s, m, pair_of(x.s, s, u.t));
             }
         }
     }

@@ -111,7 +111,7 @@ static __device__ __forceinline__ void warm_norm(const products & p) {
 
 // Column after column, in registers: its time counts in full, so there are no loops around single loads, and one copy of
 // the code that rounds. Normed ones can have MAX_NORMED weights.
-template <class W, int N>
+template <class W, int N, bool WRITES_SUM = false>
 struct input_taker {
     static constexpr int N_HELD = 16;  // chunks, or 8 and as many of norm weights
     static constexpr int MAX_NORMED = N_HELD / 2 * CHUNK;
@@ -132,6 +132,10 @@ struct input_taker {
 #pragma unroll
         for (int k = 0; k < N_HELD / 2; k++) {
             held[k] = sum_of(held[k], held[k + N_HELD / 2]);
+            const int i = k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+            if (WRITES_SUM && i < p.n_weights) {
+                *reinterpret_cast<float4 *>(p.in.sum + column * p.in.sum_stride + i) = held[k];
+            }
         }
     }
 

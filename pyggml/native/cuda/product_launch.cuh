@@ -3,7 +3,7 @@
 
 #include "product_card.h"
 #include "product_types.h"
-#include "products.cuh"
+#include "wide_products.cuh"
 
 #include <algorithm>
 #include <utility>
@@ -84,27 +84,60 @@ static constexpr size_t slot_memory() {
     return N_PRODUCT_WARPS * (ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES + 8);
 }
 
-template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
 static cudaError_t launch_tiles(products & p, const product_card & card, cudaStream_t stream) {
-    return launch_with_slots(multiply_products<W, N, ROWS, IS_GATED, IS_LOOSE>, p, fixed_memory<W>(count_units(p), ROWS, N),
+    return launch_with_slots(multiply_products<W, 1, ROWS, IS_GATED, IS_LOOSE>, p, fixed_memory<W>(count_units(p), ROWS, 1),
                              slot_memory<W, ROWS, IS_LOOSE>(), card, stream);
 }
 
-template <class W, int N, bool IS_LOOSE>
+template <class W, bool IS_LOOSE>
 static cudaError_t launch_rows(products & p, const product_card & card, cudaStream_t stream) {
     const int rows = choose_tiles(p, card, count_units(p), 1);
     if (p.gate) {
-        return launch_tiles<W, N, 16, true, IS_LOOSE>(p, card, stream);
+        return launch_tiles<W, 16, true, IS_LOOSE>(p, card, stream);
     }
-    return rows == 16 ? launch_tiles<W, N, 16, false, IS_LOOSE>(p, card, stream) : launch_tiles<W, N, 8, false, IS_LOOSE>(p, card, stream);
+    return rows == 16 ? launch_tiles<W, 16, false, IS_LOOSE>(p, card, stream) : launch_tiles<W, 8, false, IS_LOOSE>(p, card, stream);
+}
+
+// Of a group, by what keeps all processors busy; smaller ones cost less work.
+static void choose_wide_group(products & p, const product_card & card) {
+    const auto part = [&](int warps) { return busy_part(p.n_tiles, card.n_processors * N_PRODUCT_WARPS / warps); };
+    p.n_tiles = count_tiles(p, p.gate ? 8 : 16);
+    p.n_group_warps = count_units(p) >= 8 && part(8) > part(4) + 0.04 ? 8 : 4;
+}
+
+template <class W, int N, bool IS_GATED, bool IS_LOOSE>
+static cudaError_t launch_wide_tiles(products & p, const product_card & card, cudaStream_t stream) {
+    constexpr int ROWS = wide_kernel<W, N, IS_GATED, IS_LOOSE, false>::ROWS;
+    constexpr size_t SLOT = slot_memory<W, ROWS, IS_LOOSE>();
+    const size_t fixed = fixed_memory<W>(count_units(p), ROWS, N);
+    if constexpr (N >= 8) {
+        if (fixed + 2 * SLOT > card.max_shared) {
+            const size_t without = fixed_memory<W>(0, ROWS, N);
+            const size_t a_unit = fixed_memory<W>(1, ROWS, N) - without;
+            return launch_with_slots(multiply_wide<W, N, IS_GATED, IS_LOOSE, true>, p, without, SLOT + N_PRODUCT_WARPS * a_unit, card,
+                                     stream);
+        }
+    }
+    return launch_with_slots(multiply_wide<W, N, IS_GATED, IS_LOOSE, false>, p, fixed, SLOT, card, stream);
+}
+
+template <class W, int N, bool IS_LOOSE>
+static cudaError_t launch_wide_rows(products & p, const product_card & card, cudaStream_t stream) {
+    choose_wide_group(p, card);
+    return p.gate ? launch_wide_tiles<W, N, true, IS_LOOSE>(p, card, stream) : launch_wide_tiles<W, N, false, IS_LOOSE>(p, card, stream);
 }
 
 template <class W, bool IS_LOOSE>
 static cudaError_t launch_columns(products & p, const product_card & card, cudaStream_t stream) {
+    if (p.n_columns > 1 && !serves(p.rounded.kind, rounding_for<W>())) {
+        return cudaErrorInvalidValue;
+    }
     switch (columns_for(p.n_columns)) {
-        case 1: return launch_rows<W, 1, IS_LOOSE>(p, card, stream);
-        case 2: return launch_rows<W, 2, IS_LOOSE>(p, card, stream);
-        case 4: return launch_rows<W, 4, IS_LOOSE>(p, card, stream);
-        default: return launch_rows<W, 8, IS_LOOSE>(p, card, stream);
+        case 1: return launch_rows<W, IS_LOOSE>(p, card, stream);
+        case 2: return launch_wide_rows<W, 2, IS_LOOSE>(p, card, stream);
+        case 4: return launch_wide_rows<W, 4, IS_LOOSE>(p, card, stream);
+        case 8: return launch_wide_rows<W, 8, IS_LOOSE>(p, card, stream);
+        default: return launch_wide_rows<W, 16, IS_LOOSE>(p, card, stream);
     }
 }

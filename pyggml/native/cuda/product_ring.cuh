@@ -69,16 +69,25 @@ struct weight_ring {
         }
     }
 
-    // The next slot gets a unit: rows from `data` on, and from `other` on those from row 8.
-    __device__ __forceinline__ void issue(const char * data, const char * other, int n_bytes) {
-        const uint32_t slot = slots + issued * shape::SLOT_BYTES;
-        const uint32_t barrier = barriers + 8 * issued;
+    // A slot gets a unit: rows from `data` on, and from `other` on those from row 8.
+    __device__ __forceinline__ void fill(int slot_number, const char * data, const char * other, int n_bytes) {
+        const uint32_t slot = slots + slot_number * shape::SLOT_BYTES;
         copy_rows(data, n_bytes, slot);
         if constexpr (ROWS > 8) {
             copy_rows(other, n_bytes, slot + 8 * shape::STRIDE);
         }
-        copies_arrive(barrier);
+    }
+
+    // What was asked for so far is all that the next slot waits for.
+    __device__ __forceinline__ void close() {
+        copies_arrive(barriers + 8 * issued);
         issued = issued + 1 == n_slots ? 0 : issued + 1;
+    }
+
+    // The next slot gets a unit.
+    __device__ __forceinline__ void issue(const char * data, const char * other, int n_bytes) {
+        fill(issued, data, other, n_bytes);
+        close();
     }
 
     // Waits for the unit that was issued first; its slot.

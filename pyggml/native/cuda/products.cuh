@@ -1,4 +1,4 @@
-// Products of few columns with quantised weights: every block streams whole tiles of 8 or 16 rows through shared
+// Products of one column with quantised weights: every block streams whole tiles of 8 or 16 rows through shared
 // memory, warps of a group share a tile along the row, and sums are always added in the same order.
 // Weights are asked for before the earlier kernels have ended; the activations are prepared while they come.
 #pragma once
@@ -62,6 +62,7 @@ struct product_kernel {
         bool is_mine;
         float to_first, to_up;
 
+        addition() = default;
         __device__ __forceinline__ addition(const products & p, const tile_place & at) {
             const int i = threadIdx.x % (32 * p.n_group_warps);
             const product_matrix & of = p.matrix[at.matrix];
@@ -101,17 +102,20 @@ struct product_kernel {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         constexpr int A_LANE = W::IS_HALVED && N < 8 || N == 1 ? 1 : 2;  // columns
 #pragma unroll
-        for (int r = 0; r < ROWS / 8; r++) {
-            float v[2] = {sums.acc[2 * r], sums.acc[2 * r + 1]};
+        for (int k = 0; k < sums.N_EIGHTS * ROWS / 8; k++) {
+            const int r = k % (ROWS / 8), first_column = k / (ROWS / 8) * 8;
+            const float * from = sums.acc + first_column / 2 + 2 * r;
+            float v[2] = {from[0], from[1]};
 #pragma unroll
             for (int offset = N / A_LANE; offset < 4; offset *= 2) {
                 v[0] += __shfl_xor_sync(0xffffffff, v[0], offset);
                 v[1] += __shfl_xor_sync(0xffffffff, v[1], offset);
             }
             if (t < N / A_LANE) {
-                to[(g + 8 * r) * N + A_LANE * t] = v[0];
+                float * mine = to + (g + 8 * r) * N + first_column + A_LANE * t;
+                mine[0] = v[0];
                 if constexpr (A_LANE == 2) {
-                    to[(g + 8 * r) * N + A_LANE * t + 1] = v[1];
+                    mine[1] = v[1];
                 }
             }
         }
@@ -238,7 +242,11 @@ static __global__ void __launch_bounds__(32 * N_PRODUCT_WARPS, 2) multiply_produ
 
 // Columns that a kernel is compiled for.
 static inline int columns_for(int n_columns) {
-    return n_columns == 1 ? 1 : n_columns == 2 ? 2 : n_columns <= 4 ? 4 : 8;
+    return n_columns == 1 ? 1 : n_columns == 2 ? 2 : n_columns <= 4 ? 4 : n_columns <= 8 ? 8 : 16;
+}
+
+static inline int count_units(const products & p) {
+    return (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
 }
 
 static inline int count_units(const products & p) {

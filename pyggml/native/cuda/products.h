@@ -6,7 +6,7 @@
 #include <cstdint>
 
 constexpr int MAX_PRODUCTS = 3;
-constexpr int MAX_COLUMNS = 8;
+constexpr int MAX_COLUMNS = 16;
 
 enum product_gate { GATE_NONE = 0, GATE_SWIGLU = 1, GATE_GEGLU = 2 };
 
@@ -32,8 +32,23 @@ struct product_input {
     bool is_normed;
 };
 
+// How activations lie that were rounded for several columns; products that need no sums take those with sums too.
+enum rounding { ROUNDED_NOT, ROUNDED_PLAIN, ROUNDED_QUANT_SUMS, ROUNDED_VALUE_SUMS, ROUNDED_ROTATED };
+
+constexpr bool serves(rounding kind, rounding wanted) {
+    return kind == wanted || (wanted == ROUNDED_PLAIN && (kind == ROUNDED_QUANT_SUMS || kind == ROUNDED_VALUE_SUMS));
+}
+
+struct rounded_columns {
+    const uint32_t * q;  // by column-block, 8 words each
+    const float * d;
+    const float * s;
+    rounding kind;
+};
+
 struct products {
     product_input in;
+    rounded_columns rounded;  // of several columns, `in` ready for use
     product_matrix matrix[MAX_PRODUCTS];
     int64_t row_bytes;
     int n_matrices;

@@ -5,7 +5,7 @@
 
 // 128 bytes of low nibbles, 64 bytes of upper bits, 16 scales of 16 weights each, d. Rows start at even bytes.
 // Its halves of blocks have scales of their own: with up to 4 columns the halves lie in columns beside each other, so
-// that a set has 4 column-blocks; with 8 each half is multiplied for itself.
+// that a set has 4 column-blocks; with more each half is multiplied for itself.
 struct q6_k {
     static constexpr int UNIT_BYTES = 210;
     static constexpr bool IS_ROTATED = false;
@@ -56,8 +56,8 @@ struct q6_k {
         for (int r = 0; r < ROWS / 8; r++) {
             d[r] = half_at(u.row[r] + 208);
         }
-        if constexpr (N == 8) {
-            multiply_8<ROWS>(u, x, d, sums);
+        if constexpr (N >= 8) {
+            multiply_many<N, ROWS>(u, x, d, sums);
         } else {
             multiply_few<N, ROWS>(u, x, d, sums);
         }
@@ -93,16 +93,17 @@ struct q6_k {
         }
     }
 
-    template <int ROWS>
-    static __device__ __forceinline__ void multiply_8(const unit_rows & u, const unit_activations & x, const float d[2],
-                                                      lane_sums<8, ROWS> & sums) {
+    template <int N, int ROWS>
+    static __device__ __forceinline__ void multiply_many(const unit_rows & u, const unit_activations & x, const float d[2],
+                                                         lane_sums<N, ROWS> & sums) {
         half_unit<ROWS> half;
 #pragma unroll
-        for (int block = 0; block < UNIT_BLOCKS; block++) {
-            if (block % 4 == 0) {
+        for (int s = 0; s < N; s++) {
+            const int block = sums.first_block(s);
+            if (block % 4 == 0 && s % sums.N_EIGHTS == 0) {
                 half.load(u, block / 4);
             }
-            const int2 own = x.q[(8 * block + u.g) * 4 + u.t];
+            const int2 own = x.q[(8 * s + u.g) * 4 + u.t];
             uint32_t a[4] = {};
             half.fragment(block % 4, a);
             int_tile p0(0), p1(0);
@@ -116,7 +117,7 @@ struct q6_k {
                 v[2 * r + 1] = static_cast<float>(p0.c[2 * r + 1] * sc.x + p1.c[2 * r + 1] * sc.y);
             }
             const float w[2][2] = {{d[0], d[0]}, {d[1], d[1]}};
-            sums.add(v, w, pair_of(x.d, block, u.t));
+            sums.add(s, v, w, pair_of(x.d, s, u.t));
         }
     }
 };

@@ -1,9 +1,10 @@
 // Blocks of quantised weights in shared memory, multiplied with activations of 8 bits: one struct a type.
-// A unit is 256 weights of each of ROWS rows, which one warp multiplies with N columns (1, 2, 4 or 8).
+// A unit is 256 weights of each of ROWS rows, which one warp multiplies with N columns (1, 2, 4, 8 or 16).
 //
 // A tensor core's product has 8 columns. Fewer columns leave room for several blocks: 8 / N blocks are multiplied one
 // after another, each with its activations in columns of its own and zeros elsewhere, so that one set of sums holds
-// them all and scales are applied once a set. Column-blocks count block by block, columns inside; a set has 8.
+// them all and scales are applied once a set. Column-blocks count block by block, columns inside; a set has 8. With 16
+// columns a block has two sets, and its weights are read once for both.
 // Layouts and arithmetic are ggml's (ggml-common.h; mul_mat_vec_q's sums up to their order).
 #pragma once
 
@@ -34,42 +35,49 @@ struct unit_rows {
     __device__ __forceinline__ const uint32_t * words(int r) const { return reinterpret_cast<const uint32_t *>(row[r]); }
 };
 
-// Sums of this lane. Of one column acc[0] (row g) and acc[2] (row g + 8) count, else acc[1] and acc[3] too.
+// Sums of this lane. Of one column acc[0] (row g) and acc[2] (row g + 8) count, else acc[1] and acc[3] too; of columns
+// from 8 on the next four.
 template <int N, int ROWS>
 struct lane_sums {
-    float acc[4] = {};
+    static constexpr int N_EIGHTS = N > 8 ? N / 8 : 1;    // sets of a block
+    static constexpr int SET_BLOCKS = N < 8 ? 8 / N : 1;  // blocks of a set
+    float acc[4 * N_EIGHTS] = {};
+
+    static __device__ __forceinline__ int first_block(int s) { return s / N_EIGHTS * SET_BLOCKS; }
 
     // The block of set s to which this lane's sum e (0 or 1) of a row belongs.
     static __device__ __forceinline__ int block_of(int s, int t, int e) {
-        return N == 1 ? 2 * t + e : s * (8 / N) + 2 * t / N;
+        return N == 1 ? 2 * t + e : first_block(s) + 2 * t / N;
     }
 
-    // v: sums of a set; w: scales of row r's blocks for sums 0 and 1; d: of the activations.
-    __device__ __forceinline__ void add(const float v[4], const float w[2][2], float2 d) {
+    // v: sums of set s; w: scales of row r's blocks for sums 0 and 1; d: of the activations.
+    __device__ __forceinline__ void add(int s, const float v[4], const float w[2][2], float2 d) {
+        float * to = acc + s % N_EIGHTS * 4;
 #pragma unroll
         for (int r = 0; r < ROWS / 8; r++) {
-            acc[2 * r] += v[2 * r] * (w[r][0] * d.x);
-            acc[2 * r + (N > 1)] += v[2 * r + 1] * (w[r][N == 1] * d.y);
+            to[2 * r] += v[2 * r] * (w[r][0] * d.x);
+            to[2 * r + (N > 1)] += v[2 * r + 1] * (w[r][N == 1] * d.y);
         }
     }
 
-    __device__ __forceinline__ void subtract(const float m[2][2], float2 s) {
+    __device__ __forceinline__ void subtract(int s, const float m[2][2], float2 of) {
+        float * to = acc + s % N_EIGHTS * 4;
 #pragma unroll
         for (int r = 0; r < ROWS / 8; r++) {
-            acc[2 * r] -= m[r][0] * s.x;
-            acc[2 * r + (N > 1)] -= m[r][N == 1] * s.y;
+            to[2 * r] -= m[r][0] * of.x;
+            to[2 * r + (N > 1)] -= m[r][N == 1] * of.y;
         }
     }
 
-    __device__ __forceinline__ void add_magic(const int_tile & p, const float w[2][2], float2 d) {
+    __device__ __forceinline__ void add_magic(int s, const int_tile & p, const float w[2][2], float2 d) {
         const float v[4] = {p.magic(0), p.magic(1), p.magic(2), p.magic(3)};
-        add(v, w, d);
+        add(s, v, w, d);
     }
 };
 
 template <int N>
 static __device__ __forceinline__ int2 own_or_zero(int2 own, int g, int j) {
-    return N == 8 || g / N == j ? own : make_int2(0, 0);
+    return N >= 8 || g / N == j ? own : make_int2(0, 0);
 }
 
 static __device__ __forceinline__ float2 pair_of(const float * of, int s, int t) {
@@ -126,9 +134,9 @@ struct q8_0 {
             const int2 own = x.q[(8 * s + u.g) * 4 + u.t];
             int_tile p(MAGIC_BITS), q(0);  // two chains, which do not wait for each other
 #pragma unroll
-            for (int j = 0; j < 8 / N; j++) {
+            for (int j = 0; j < sums.SET_BLOCKS; j++) {
                 uint32_t a[4] = {};
-                load<ROWS>(u, s * (8 / N) + j, merge, a);
+                load<ROWS>(u, sums.first_block(s) + j, merge, a);
                 add_product(j % 2 ? q : p, a, own_or_zero<N>(own, u.g, j));
             }
             if constexpr (N < 8) {
@@ -143,7 +151,7 @@ struct q8_0 {
                     w[r][e] = block < u.n_blocks ? half_at(u.row[r] + 34 * block) : 0;
                 }
             }
-            sums.add_magic(p, w, pair_of(x.d, s, u.t));
+            sums.add_magic(s, p, w, pair_of(x.d, s, u.t));
         }
     }
 };
@@ -204,9 +212,9 @@ struct q45_k {
             const int2 own = x.q[(8 * s + u.g) * 4 + u.t];
             int_tile p(MAGIC_BITS), odd(0);
 #pragma unroll
-            for (int j = 0; j < 8 / N; j++) {
-                const int block = s * (8 / N) + j;
-                if (block % 2 == 0) {
+            for (int j = 0; j < sums.SET_BLOCKS; j++) {
+                const int block = sums.first_block(s) + j;
+                if (block % 2 == 0 && s % sums.N_EIGHTS == 0) {
                     load_matrices(address + (HAS_FIFTH ? 32 : 0) + 16 * block, q);
                 }
                 uint32_t a[4] = {};
@@ -231,8 +239,8 @@ struct q45_k {
                     m[r][e] = k_scales::byte_of(k[r].minimum, block) * k[r].dmin;
                 }
             }
-            sums.add_magic(p, w, pair_of(x.d, s, u.t));
-            sums.subtract(m, pair_of(x.s, s, u.t));
+            sums.add_magic(s, p, w, pair_of(x.d, s, u.t));
+            sums.subtract(s, m, pair_of(x.s, s, u.t));
         }
     }
 };
