@@ -59,7 +59,6 @@ def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None
     "case",
     [
         Case("alone", n=17),
-        Case("alone", n=3, k=32768),
         Case("alone", type="f32"),
         Case("alone", type="q5_0"),
         Case("alone", rows=15),
@@ -85,8 +84,8 @@ def test_large_matrices_of_float32_stay_with_ggml() -> None:
     assert taken(Case("normed-router", rows=1025, type="f32")) == []
 
 
-def test_any_length_of_many_columns_is_taken() -> None:
-    assert taken(Case("residual", n=16, k=28672, rows=32)) == [2]
+def test_several_columns_may_have_any_length() -> None:
+    assert taken(Case("residual", n=3, k=40960, rows=32)) == [2]
 
 
 def test_a_value_that_is_read_elsewhere_is_not_left_out() -> None:

@@ -33,6 +33,7 @@ LIMIT = 1e-7
 TYPES = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "mxfp4")
 SMALL_BLOCKS = ("q8_0", "q4_0", "q4_1", "mxfp4")
 KINDS = ("alone", "normed", "normed-added", "bias-residual", "normed-gate")
+pytestmark = pytest.mark.timeout(600)  # the first one compiles the programs
 CASES = [
     *((kind_of, n, 512, 40, kind, 2) for kind_of in TYPES for n in (1, 3, 8, 16) for kind in KINDS),
     *((kind_of, n, 512, 40, "normed-gate", 2) for kind_of in TYPES for n in (2, 4, 9)),
@@ -50,6 +51,8 @@ CASES = [
     ("q8_0", 2, 4352, 16, "normed-gate", 1),
     ("q8_0", 16, 8192, 40, "normed-gate", 1),
     ("q8_0", 8, 28672, 16, "residual", 1),
+    ("q8_0", 3, 40960, 16, "residual", 1),
+    ("q6_k", 2, 81920, 16, "residual", 1),
     ("q8_0", 16, 14400, 50, "alone", 1),
     ("q4_k", 1, 8192, 16, "normed", 2),
     ("q5_k", 1, 17408, 16, "residual", 2),

@@ -12,7 +12,7 @@ extern "C" {
 
 #define PG_FUSED_MAX_PRODUCTS 3
 #define PG_FUSED_MAX_COLUMNS 16
-#define PG_FUSED_MAX_TOKENS 8    // with experts
+#define PG_FUSED_MAX_TOKENS 8    // of routers and experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };

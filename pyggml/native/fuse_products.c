@@ -28,7 +28,7 @@ static bool is_one_matrix(const struct ggml_tensor * w) {
     return w->ne[2] == 1 && w->ne[3] == 1 && pg_has_kernel(w);
 }
 
-// Activations in shared memory, beside the weights on their way; of more than 4 columns they can come with the weights.
+// One column in shared memory, beside the weights on their way; several can come with the weights.
 static bool fits(const pg_fused_products * p) {
     const int64_t max_bytes = 150 * 1024;
     const int64_t max_normed = 8192;  // which registers hold
@@ -36,8 +36,7 @@ static bool fits(const pg_fused_products * p) {
     if (p->is_normed && n_weights > max_normed) {
         return false;
     }
-    const int64_t n_places = n_columns <= 2 ? n_columns : 4;
-    return n_columns <= PG_FUSED_MAX_COLUMNS && (n_columns > 4 || n_places * n_weights * 5 / 4 <= max_bytes);
+    return n_columns == 1 ? n_weights * 5 / 4 <= max_bytes : n_columns <= PG_FUSED_MAX_COLUMNS;
 }
 
 static bool is_measured(const struct ggml_tensor * w) {

@@ -7,7 +7,7 @@
 static bool has_kernel(const pg_fused_products * p, const struct ggml_tensor * w) {
     const int64_t max_weights = 8192;  // which registers hold
     const int64_t max_rows = 1024;     // few for a block
-    return pg_is_plain(p->x) && pg_is_plain(w) && p->is_normed && p->x->ne[1] <= PG_FUSED_MAX_COLUMNS && p->x->ne[2] == 1 &&
+    return pg_is_plain(p->x) && pg_is_plain(w) && p->is_normed && p->x->ne[1] <= PG_FUSED_MAX_TOKENS && p->x->ne[2] == 1 &&
            p->x->ne[3] == 1 && w->ne[0] <= max_weights && w->ne[0] % 4 == 0 && w->ne[1] <= max_rows && w->ne[2] == 1 && w->ne[3] == 1;
 }
 

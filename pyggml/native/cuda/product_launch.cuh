@@ -111,13 +111,10 @@ static cudaError_t launch_wide_tiles(products & p, const product_card & card, cu
     constexpr int ROWS = wide_kernel<W, N, IS_GATED, IS_LOOSE, false>::ROWS;
     constexpr size_t SLOT = slot_memory<W, ROWS, IS_LOOSE>();
     const size_t fixed = fixed_memory<W>(count_units(p), ROWS, N);
-    if constexpr (N >= 8) {
-        if (fixed + 2 * SLOT > card.max_shared) {
-            const size_t without = fixed_memory<W>(0, ROWS, N);
-            const size_t a_unit = fixed_memory<W>(1, ROWS, N) - without;
-            return launch_with_slots(multiply_wide<W, N, IS_GATED, IS_LOOSE, true>, p, without, SLOT + N_PRODUCT_WARPS * a_unit, card,
-                                     stream);
-        }
+    if (fixed + 2 * SLOT > card.max_shared) {
+        const size_t without = fixed_memory<W>(0, ROWS, N);
+        const size_t a_unit = fixed_memory<W>(1, ROWS, N) - without;
+        return launch_with_slots(multiply_wide<W, N, IS_GATED, IS_LOOSE, true>, p, without, SLOT + N_PRODUCT_WARPS * a_unit, card, stream);
     }
     return launch_with_slots(multiply_wide<W, N, IS_GATED, IS_LOOSE, false>, p, fixed, SLOT, card, stream);
 }

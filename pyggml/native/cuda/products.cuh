@@ -249,10 +249,6 @@ static inline int count_units(const products & p) {
     return (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
 }
 
-static inline int count_units(const products & p) {
-    return (p.n_weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS;
-}
-
 // Shared memory that a launch needs beside its slots.
 template <class W>
 static size_t fixed_memory(int n_units, int rows, int columns) {
