@@ -109,7 +109,7 @@ static inline bool run_warp(int warp) {
 
 static inline void run_block(const std::function<void()> & body, unsigned n_threads) {
     fibers.body = body;
-    std::memset(memory, 0x7e, sizeof(memory));  // NaNs, as floats and halves
+    std::memset(memory, 0xff, sizeof(memory));  // NaNs, as floats and halves
     for (unsigned i = 0; i < n_threads; i++) {
         fibers.is_done[i] = false;
         getcontext(&fibers.fibers[i]);
