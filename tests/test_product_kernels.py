@@ -1,18 +1,15 @@
 """The source of the fused products, run on a processor whose threads are fibers: right for every type and shape.
 
-Ordering between threads is the kernel's own; copies arrive only when they are waited for. Tensor cores are spelled out.
+Ordering between threads is the kernel's own; every other copy arrives only when it is waited for. Tensor cores are spelled out.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from emulation import compile_emulated, run_emulated
 
-TESTS = Path(__file__).resolve().parent
-CUDA = TESTS.parent / "pyggml" / "native" / "cuda"
 SOURCES = (
     "product*.cuh",
     "product*.h",
@@ -26,7 +23,6 @@ SOURCES = (
     "nibble_blocks.cuh",
     "tensor_cores.cuh",
 )
-COMPILER = shutil.which("c++") or shutil.which("g++")
 # Sums of some thousand products in float32, against float64; a value on the edge between two roundings counts most.
 LIMIT = 1e-7
 
@@ -81,45 +77,35 @@ EXPERT_CASES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs, from copies of the kernels beside stand-ins for CUDA's words."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler: sudo apt install g++")
-    folder = tmp_path_factory.mktemp("products")
-    for path in (
-        *(path for pattern in SOURCES for path in CUDA.glob(pattern)),
-        *(TESTS / "emulated_cuda").iterdir(),
-    ):
-        shutil.copy(path, folder)
-    for program in ("products", "experts", "router"):
-        command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", f"{program}.cpp", "-o", program]
-        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    return folder
+def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("products", SOURCES, tmp_path_factory.mktemp("products"))
 
 
-def errors(program: Path, case: tuple[object, ...]) -> list[float]:
-    done = subprocess.run(
-        [program, *map(str, case)], check=False, capture_output=True, text=True, timeout=100
-    )
-    return [float(error) for error in done.stdout.split()]
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("experts", SOURCES, tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("router", SOURCES, tmp_path_factory.mktemp("router"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_products_are_right(folder: Path, case: tuple[object, ...]) -> None:
-    error, error_of_sum = errors(folder / "products", case)
+def test_products_are_right(products: Path, case: tuple[object, ...]) -> None:
+    error, error_of_sum = run_emulated(products, case)
     assert error <= LIMIT and error_of_sum == 0
 
 
 @pytest.mark.parametrize("case", EXPERT_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_products_with_chosen_experts_are_right(folder: Path, case: tuple[object, ...]) -> None:
-    (error,) = errors(folder / "experts", case)
+def test_products_with_chosen_experts_are_right(experts: Path, case: tuple[object, ...]) -> None:
+    (error,) = run_emulated(experts, case)
     assert error <= LIMIT
 
 
 @pytest.mark.parametrize("kind", ["normed", "added"])
 @pytest.mark.parametrize("shape", [(1, 2048, 16, 8), (3, 64, 33, 4), (2, 2880, 7, 3), (8, 1000, 5, 2)])
-def test_a_routers_product_is_right(folder: Path, shape: tuple[int, ...], kind: str) -> None:
+def test_a_routers_product_is_right(router: Path, shape: tuple[int, ...], kind: str) -> None:
     n, k, rows, n_processors = shape
-    error, error_of_normed, error_of_sum = errors(folder / "router", (n, k, rows, kind, n_processors))
+    error, error_of_normed, error_of_sum = run_emulated(router, (n, k, rows, kind, n_processors))
     assert error <= 1e-12 and error_of_normed <= 1e-12 and error_of_sum == 0

@@ -21,7 +21,10 @@ void pg_group_add_transport(pg_group *group, const pg_transport *transport, int6
 void pg_group_clear_transports(pg_group *group);
 
 typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
-typedef struct { int n_nodes; bool has_heads; bool is_experts; pg_fused_products products; ...; } pg_fused;
+typedef struct {
+    int n_nodes; bool has_heads; bool is_experts; const struct ggml_tensor *attention; bool is_before_ours;
+    pg_fused_products products; ...;
+} pg_fused;
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
 
 #define PGC_ABI ...

@@ -1,7 +1,9 @@
-// PYGGML_FUSED in the environment: 0 switches all off, `all` takes also what was measured to be no faster.
+// PYGGML_FUSED in the environment: 0 switches all off, `all` takes also what was measured to be no faster, or not
+// measured yet: attention, experts.
 
 #include "fuse.h"
 
+#include "fuse_attention.h"
 #include "fuse_experts.h"
 #include "fuse_products.h"
 #include "fuse_router.h"
@@ -16,10 +18,15 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
     pg_fuse_run r = start;
     memset(out, 0, sizeof(*out));
     const char * setting = getenv("PYGGML_FUSED");
+    const bool takes_all = setting && strcmp(setting, "all") == 0;
+    if (takes_all && pg_match_attention(&r, out)) {
+        out->n_nodes = r.at - first;
+        return out->n_nodes;
+    }
+    r.at = first;
     if (pg_is_free(graph->nodes[first]) || (setting && strcmp(setting, "0") == 0)) {
         return 0;
     }
-    const bool takes_all = setting && strcmp(setting, "all") == 0;
     out->is_experts = graph->nodes[first]->op == GGML_OP_MUL_MAT_ID;
     bool is_taken = out->is_experts ? takes_all && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out, takes_all);
     if (!is_taken && !out->is_experts && takes_all) {

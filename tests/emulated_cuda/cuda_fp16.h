@@ -35,6 +35,9 @@ static inline __half __float2half(float v) {
     if (size >= 65520.0f) {
         return {static_cast<unsigned short>(sign | 0x7c00)};
     }
+    if (size == 0) {
+        return {sign};
+    }
     int exponent;
     std::frexp(size, &exponent);
     const int unit = std::max(exponent - 11, -24);  // of the last place

@@ -1,6 +1,8 @@
-// The machine's words on a processor. A copy is done when its barrier is waited for, not before.
+// The machine's words on a processor. Every other copy is made at once, the rest when they are waited for: what they read
+// must be there, and what they write over must be of no more use.
 #pragma once
 
+#include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
 struct late_copy {
@@ -8,6 +10,8 @@ struct late_copy {
     const char * from;
 };
 inline std::vector<late_copy> late_copies[MAX_THREADS];
+inline std::vector<std::vector<late_copy>> copy_groups[MAX_THREADS];
+inline long n_copies = 0;
 inline std::vector<std::pair<uint32_t, std::vector<late_copy>>> arriving[MAX_THREADS];
 
 static inline uint32_t shared_address(const void * p) {
@@ -15,7 +19,27 @@ static inline uint32_t shared_address(const void * p) {
 }
 static inline void init_barrier(uint32_t, int) {}
 static inline void copy_16(uint32_t to, const char * from) {
-    late_copies[fibers.current].push_back({to, from});
+    if (n_copies++ % 2) {
+        std::memcpy(memory + to, from, 16);
+    } else {
+        late_copies[fibers.current].push_back({to, from});
+    }
+}
+static inline void make_copies(const std::vector<late_copy> & copies) {
+    for (const late_copy & copy : copies) {
+        std::memcpy(memory + copy.to, copy.from, 16);
+    }
+}
+static inline void commit_copies() {
+    copy_groups[fibers.current].push_back(std::move(late_copies[fibers.current]));
+    late_copies[fibers.current].clear();
+}
+template <int N>
+static void wait_copies() {
+    auto & mine = copy_groups[fibers.current];
+    for (; mine.size() > N; mine.erase(mine.begin())) {
+        make_copies(mine.front());
+    }
 }
 static inline void copies_arrive(uint32_t barrier) {
     arriving[fibers.current].push_back({barrier, std::move(late_copies[fibers.current])});
@@ -25,9 +49,7 @@ static inline void wait_barrier(uint32_t barrier, int) {
     auto & mine = arriving[fibers.current];
     const auto found = std::find_if(mine.begin(), mine.end(), [&](const auto & one) { return one.first == barrier; });
     if (found != mine.end()) {
-        for (const late_copy & copy : found->second) {
-            std::memcpy(memory + copy.to, copy.from, 16);
-        }
+        make_copies(found->second);
         mine.erase(found);
     }
     __syncwarp();
@@ -86,5 +108,25 @@ static inline void load_matrices(uint32_t address, uint32_t r[4]) {
     for (int m = 0; m < 4; m++) {
         const uint32_t row = from_lane(address, [m](int l) { return 8 * m + l / 4; });
         std::memcpy(&r[m], memory + row + 4 * (lane % 4), 4);
+    }
+}
+static inline void load_transposed(uint32_t address, uint32_t r[4]) {
+    const int lane = threadIdx.x % WARP;
+    for (int m = 0; m < 4; m++) {
+        for (int half = 0; half < 2; half++) {
+            const uint32_t row = from_lane(address, [m, half](int l) { return 8 * m + 2 * (l % 4) + half; });
+            std::memcpy(reinterpret_cast<char *>(&r[m]) + 2 * half, memory + row + 2 * (lane / 4), 2);
+        }
+    }
+}
+static inline void multiply_halves(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const std::vector<fragment> all = gather({{a[0], a[1], a[2], a[3]}, {static_cast<int>(b0), static_cast<int>(b1)}});
+    const auto half = [](uint32_t word, int i) { return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16 * i))); };
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 16; k++) {
+            const int other = k % 8 / 2, word = k / 8;
+            c[i] += half(all[4 * g + other].a[i / 2 + 2 * word], k % 2) * half(static_cast<uint32_t>(all[4 * (2 * t + i % 2) + other].b[word]), k % 2);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 #include "fused.h"
 
+#include "fused_attention.h"
 #include "fused_experts.h"
 #include "heads_launch.h"
 #include "product_types.h"
@@ -177,10 +178,16 @@ bool can_fuse(const place & where) {
 
 bool launch_fused(const pg_fused & fused, const place & where, const reason & why) {
     workspace space;
-    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") || !find_workspace(where, floats_between(fused), space, why)) {
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice")) {
         return false;
     }
     const product_card & card = facts_of(where.card).card;
+    if (fused.attention) {
+        return launch_attention_of(fused.attention, fused.is_before_ours, card.n_processors, where, why);
+    }
+    if (!find_workspace(where, floats_between(fused), space, why)) {
+        return false;
+    }
     if (fused.is_experts) {
         const cudaError_t status = launch_fused_experts(fused.experts, space.between, fused.is_before_ours, card, where.stream);
         return why.passed(status, "launching experts");
