@@ -1,6 +1,7 @@
 """The source of the fused products, run on a processor whose threads are fibers: right for every type and shape.
 
-Ordering between threads is the kernel's own; every other copy arrives only when it is waited for. Tensor cores are spelled out.
+Ordering between threads is the kernel's own; every other copy arrives only when it is waited for. Tensor
+cores are spelled out.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
         out->n_nodes = r.at - first;
         return out->n_nodes;
     }
-    r.at = first;
+    r = start;
     if (pg_is_free(graph->nodes[first]) || (setting && strcmp(setting, "0") == 0)) {
         return 0;
     }

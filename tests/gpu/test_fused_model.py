@@ -61,17 +61,19 @@ def model(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("graphs", ["0", "1"])
+@pytest.mark.parametrize("fused", ["1", "all"])
 def test_decode_steps_are_as_near_to_float32_as_with_ggmls_kernels(
     model: tuple[Path, np.ndarray, float],
     mode: tuple[str, dict[str, int]],
     graphs: str,
+    fused: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, right, theirs = model
     monkeypatch.setenv("PYGGML_CUDA_GRAPHS", graphs)
-    monkeypatch.setenv("PYGGML_FUSED", "1")
+    monkeypatch.setenv("PYGGML_FUSED", fused)
     ours = error(logits(path, mode[0], **mode[1]), right)
-    print(f"{path.name} {mode} graphs {graphs}: ours {ours:.2e}, ggml's {theirs:.2e} from float32")
+    print(f"{path.name} {mode} graphs {graphs} fused {fused}: ours {ours:.2e}, ggml's {theirs:.2e} from float32")
     assert ours != theirs, "no kernel of ours was at work"
     assert ours <= 1.25 * theirs
 
