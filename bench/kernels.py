@@ -3,8 +3,8 @@
 python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,2,4,8,16] [--models llama-8b,llama-8b/2,attention]
 
 Each row is one part of a decode step, captured in a CUDA graph over so many copies of its weights that no cache holds
-them: norm, products and what follows, or attention over a float16 cache. Weights are random bytes; only times are looked
-at. Needs one CUDA device.
+them: norm, products and what follows, or attention over a float16 cache. Weights are random bytes; only times are
+looked at. Needs one CUDA device.
 """
 
 from __future__ import annotations
