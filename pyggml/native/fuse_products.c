@@ -43,20 +43,15 @@ static bool is_measured(const struct ggml_tensor * w) {
     return w->type == GGML_TYPE_Q8_0 || w->type == GGML_TYPE_Q4_K || w->type == GGML_TYPE_Q5_K || w->type == GGML_TYPE_Q6_K;
 }
 
-// Whether it is faster than ggml's kernels, as measured on an H200 when every block of a product of several columns rounded
-// the activations for itself. That a launch of its own does it now, and 9 to 16 columns, are not measured.
-static bool pays(const pg_fused_products * p, bool has_heads) {
-    const int64_t n_columns = p->x->ne[1];
-    int64_t n_rows = 0;
-    bool is_packed = true;  // so that unpacking weights is a good part of the work
+// Whether it is faster than ggml's kernels, as measured on an H200. Several columns are not measured since a launch of its
+// own rounds their activations.
+static bool pays(const pg_fused_products * p) {
     for (int i = 0; i < p->n_products; i++) {
-        n_rows += p->product[i].weight->ne[1];
-        is_packed &= p->product[i].weight->type != GGML_TYPE_Q8_0;
         if (!is_measured(p->product[i].weight)) {
             return false;
         }
     }
-    return n_columns == 1 || (is_packed && n_columns <= 8 && (n_rows >= (has_heads ? 6000 : 8192) || (has_heads && n_columns <= 4)));
+    return p->x->ne[1] == 1;
 }
 
 const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p) {
@@ -177,5 +172,5 @@ bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all) {
         }
         pg_fuse_write(r, p->product[0].out);
     }
-    return pg_fuse_is_closed(r) && is_safe(p) && (takes_all || pays(p, out->has_heads));
+    return pg_fuse_is_closed(r) && is_safe(p) && (takes_all || pays(p));
 }
