@@ -87,7 +87,7 @@ typedef struct {
     bool (*can_fuse)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused * fused, ggml_backend_t backend, char * why, size_t why_size);
 
-    // Whether the sum that the calling thread launches next is followed by fuse_launch, which then may start during it.
+    // Whether a sum that the calling thread launches now is followed by fuse_launch, which then may start during it.
     void (*sum_before_ours)(bool is_so);
 } pgc_api;
 

@@ -251,10 +251,14 @@ static int take_step(pg_plan * plan, int i) {
         }
         return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
-    if (plan->api) {
-        plan->api->sum_before_ours(s->op == PG_ALL_REDUCE && is_before_ours(plan, i));
+    const bool lets_ours_start = s->op == PG_ALL_REDUCE && is_before_ours(plan, i);
+    if (lets_ours_start) {
+        plan->api->sum_before_ours(true);
     }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
+    if (lets_ours_start) {
+        plan->api->sum_before_ours(false);  // another transport may have taken it
+    }
     if (!fault && pg_group_is_serial(plan->group)) {
         ggml_backend_synchronize(plan->backend);  // a sum that waits for its peers must not hold up their computing
     }

@@ -167,7 +167,6 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
                                  static_cast<void *>(data), n, is_before_ours || left > a_launch);
         data += n * size;
     }
-    is_before_ours = false;
     if (status != cudaSuccess) {
         push.name.tell(": rank %d cannot launch: %s", rank, cudaGetErrorString(status));
         return PG_FAULT_TRANSPORT;
