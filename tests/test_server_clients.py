@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import warnings
@@ -178,14 +180,23 @@ def test_errors_are_the_clients_own(client: Any, server: ServerProcess) -> None:
             stranger.models.list()
 
 
+def event_loops() -> list[asyncio.AbstractEventLoop]:
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), asyncio.AbstractEventLoop)]
+
+
 @pytest.fixture(scope="module")
-def litellm(server: ServerProcess) -> Any:
+def litellm(server: ServerProcess) -> Iterator[Any]:
+    """It leaves an event loop open, whose sockets would fail whichever test the garbage collector runs in."""
+    before = {id(loop) for loop in event_loops()}
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for prices
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pytest.importorskip("litellm", reason="litellm is not installed: pip install litellm")
     module.telemetry = False
-    return module
+    yield module
+    for loop in event_loops():
+        if id(loop) not in before and not loop.is_running():
+            loop.close()
 
 
 @pytest.fixture
