@@ -30,7 +30,7 @@ from report import print_report
 from servers import stream_speeds
 from synthetic_model import SHAPES, write
 from targets import Row
-from work import Alone, Together, Work
+from work import Alone, Note, Together, Work
 
 import pyggml as gg
 from pyggml.engine import Model
@@ -111,39 +111,30 @@ class Comparison:
             say(failed=[name, mode.name, "streams"], why=str(error))
 
     def _turns(self, name: str, path: str, mode: Mode, work: Work) -> None:
-        """Rounds of theirs and ours by turns, our process staying loaded; a side that fails is noted and left out."""
+        """Rounds of theirs and ours by turns, each alone on the devices; a side that fails is noted and left out."""
         o = self.options
 
         def note(side: str, what: str, n: int, found: dict[str, Any]) -> None:
             self._note(name, path, mode, side, what, n, found)
 
-        ours: OurSide | None = None
-        try:
-            ours = OurSide(path, {**mode.ours, **work.room, **o.our_options}, mode.our_env)
-            say(opened=[name, mode.name], load_s=ours.opened["load_s"], notes=ours.opened["notes"])
-        except OurError as error:
-            say(failed=[name, mode.name, "ours"], why=str(error))
-        their_turn = mode.their_flags is not None and not o.ours_only
-        try:
-            for round in range(o.rounds):
-                if their_turn:
-                    try:
+        sides = ["ours"] if mode.their_flags is None or o.ours_only else ["theirs", "ours"]
+        for round in range(o.rounds):
+            for side in list(sides):
+                try:
+                    if side == "theirs":
                         work.theirs(path, mode, o.repeat, note)
-                    except PeerError as error:
-                        say(failed=[name, mode.name, "theirs"], why=str(error))
-                        their_turn = False
-                if ours is not None:
-                    try:
-                        work.ours(ours, o.repeat, 0 if round else 1, note)
-                    except OurError as error:
-                        say(failed=[name, mode.name, "ours"], why=str(error))
-                        ours.close()
-                        ours = None
-            if ours is not None and o.profile:
+                    else:
+                        self._our_turn(name, path, mode, work, note, is_last=round == o.rounds - 1)
+                except (PeerError, OurError) as error:
+                    say(failed=[name, mode.name, side], why=str(error))
+                    sides.remove(side)
+
+    def _our_turn(self, name: str, path: str, mode: Mode, work: Work, note: Note, *, is_last: bool) -> None:
+        with OurSide(path, {**mode.ours, **work.room, **self.options.our_options}, mode.our_env) as ours:
+            say(opened=[name, mode.name], load_s=ours.opened["load_s"], notes=ours.opened["notes"])
+            work.ours(ours, self.options.repeat, 1, note)
+            if is_last and self.options.profile:
                 self._profiles(name, mode, ours, work)
-        finally:
-            if ours is not None:
-                ours.close()
 
     def _profiles(self, name: str, mode: Mode, ours: OurSide, work: Work) -> None:
         for step in work.profiles:

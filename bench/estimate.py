@@ -58,11 +58,9 @@ class Budget:
         if o.layers:
             size /= 10
         n_sides = 1 if o.ours_only or mode.their_flags is None else 2
-        runs = o.rounds * o.repeat + 1
-        if n_sides == 2:
-            runs += o.rounds * (o.repeat + 1)
+        runs = n_sides * o.rounds * (o.repeat + 1)
         loading = size / LOAD_GB_S + START_S
-        n_loads = 1 + (o.rounds if n_sides == 2 else 0)
+        n_loads = n_sides * o.rounds
         found = 0.0
         if "prefill" in o.what:
             found += runs * sum(o.p) / prefill

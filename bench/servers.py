@@ -1,6 +1,6 @@
-"""Both servers on one model at once, and streams.py between them: tokens a second of several HTTP clients.
+"""Both servers on one model, one after the other, and streams.py: tokens a second of several HTTP clients.
 
-The servers take turns round by round; each client's answer comes token by token. The model needs a tokenizer.
+Each client's answer comes token by token. The model needs a tokenizer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -43,27 +43,19 @@ def stream_speeds(
     ]
     ours = [sys.executable, "-m", "pyggml.engine.cli", "serve", path, *flags, "--any-model"]
     ours += ["--parallel", str(n_slots), "--ctx", str(n_ctx)]
-    with ExitStack() as stack:
-        urls = {stack.enter_context(_serving(ours, mode.our_env)): "ours"}
-        if mode.their_flags is not None and not ours_only:
-            theirs = [
-                str(reference_bin() / "llama-server"),
-                "-m",
-                path,
-                *mode.their_flags,
-                "-fa",
-                "on",
-                "--no-webui",
-            ]
-            theirs += ["-np", str(n_slots), "-c", str(n_slots * n_ctx)]
-            urls[stack.enter_context(_serving(theirs, mode.their_env))] = "theirs"
-        command = [sys.executable, str(STREAMS), *urls, "--streams", ",".join(map(str, counts))]
-        command += ["-p", str(n_prompt), "-n", str(n_gen), "--rounds", str(n_rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    servers = {"ours": (ours, mode.our_env)}
+    if mode.their_flags is not None and not ours_only:
+        theirs = [str(reference_bin() / "llama-server"), "-m", path, *mode.their_flags, "-fa", "on", "--no-webui"]
+        servers["theirs"] = [*theirs, "-np", str(n_slots), "-c", str(n_slots * n_ctx)], mode.their_env
+    for side, (server, env) in servers.items():
+        with _serving(server, env) as url:
+            command = [sys.executable, str(STREAMS), url, "--streams", ",".join(map(str, counts))]
+            command += ["-p", str(n_prompt), "-n", str(n_gen), "--rounds", str(n_rounds)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PeerError(f"streams.py ended with {done.returncode}: {done.stderr[-600:]}")
         for result in json.loads(done.stdout.splitlines()[-1])["results"]:
-            yield urls[result["name"]], result["n_streams"], [result["tok_per_s"]]
+            yield side, result["n_streams"], [result["tok_per_s"]]
 
 
 @contextmanager

@@ -211,7 +211,10 @@ async def play(target: Target, n_streams: int, n_words: int, n_tokens: int) -> R
 
 async def opened(args: argparse.Namespace, stack: AsyncExitStack, n_slots: int) -> list[Target]:
     """What is to be measured."""
-    session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None)))
+    # llama-server may close a connection after an answer without saying so.
+    session = await stack.enter_async_context(
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), connector=aiohttp.TCPConnector(force_close=True, limit=0))
+    )
     key = os.environ.get("PYGGML_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     n_ctx = max(512, -(-2 * (args.p + args.n) // 256) * 256)

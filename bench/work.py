@@ -15,8 +15,7 @@ Note = Callable[[str, str, int, dict[str, Any]], None]  # (side, what, n, found)
 class Work(Protocol):
     """One kind of work. `room` is what our LLM needs for it, `profiles` are its steps as Probe.profile takes them.
 
-    A side's first turn has a run more, the cold one, which is left out; llama.cpp's has it in every turn, since each
-    is a process of its own.
+    Every turn has a run more, the cold one, which is left out: it is a process of its own.
     """
 
     room: dict[str, int]

@@ -80,6 +80,6 @@ def _has_flash_attention(backend: gg.Backend, model: ModelFacts, cache: CacheFac
             k = g.phantom("k", (1, kv.n_head_kv, WINDOW, kv.head_dim), cache.type_k)
             v = g.phantom("v", (1, kv.n_head_kv, WINDOW, kv.head_dim_v), type_v)
             mask = g.phantom("mask", (1, 1, 1, WINDOW), "f16")
-            return backend.supports(gg.flash_attn(q, k, v, mask, scale=hp.attn_scale))
+            return backend.supports(gg.flash_attn(q, k, v, mask, scale=hp.attn_scale, softcap=hp.attn_softcap))
 
     return all(is_supported(kv) for kv in {hp.heads(i) for i in range(hp.n_layer)})

@@ -112,7 +112,7 @@ class RankGraph(Graph):
         n_ints = 0 if api is None else int(api.choose_ints(*logits.shape))
         if not n_ints:
             return None
-        self.do(logits)
+        self._keep_to_here(logits)
         found = self._leaf((n_ints,), "i32")
         self.collectives.append(Collective(self.n_nodes, lib.PG_CHOOSE, logits, found))
         self.read_part(name, found, (logits.shape[0], lib.PGC_CHOOSE_INTS))
@@ -132,7 +132,7 @@ class RankGraph(Graph):
             f"a mask {tuple(shape)} takes as many int32 positions as it has tokens",
         )
         mask = self._leaf(shape, "f16")
-        self.do(positions)  # they need memory also where nothing else reads them
+        self._keep_to_here(positions)
         self.collectives.append(Collective(self.n_nodes, lib.PG_MASK, mask, positions, window))
         return mask
 
@@ -146,14 +146,18 @@ class RankGraph(Graph):
         self.do(leaf)  # it needs memory also where nothing reads it
         return leaf
 
-    def _collective(self, op: int, x: Tensor, other: Tensor | None = None, peer: int = 0) -> Tensor:
+    def _keep_to_here(self, x: Tensor) -> None:
+        """Let a step that comes next read x: to the allocator it is no reader."""
         n_before = self.n_nodes
         self.do(x)
         if self.n_nodes == n_before:
-            # Nodes before this cut may have read x already: the allocator would use its memory again.
+            # Nodes before this cut may have been x's last readers: its memory would be used again.
             lib.ggml_set_output(x.handle)
             if x.is_view:
                 lib.ggml_set_output(x.handle.view_src)
+
+    def _collective(self, op: int, x: Tensor, other: Tensor | None = None, peer: int = 0) -> Tensor:
+        self._keep_to_here(x)
         self.collectives.append(Collective(self.n_nodes, op, x, other, peer))
         return x
 

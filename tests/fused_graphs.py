@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from graphs import random
@@ -15,7 +17,10 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A layer's part: `n` columns of `k` values, `rows` rows of weights of one type."""
+    """A layer's part: `n` columns of `k` values, `rows` rows of weights of one type.
+
+    With is_exact the weights are float32 of the same values, so that activations are not rounded.
+    """
 
     kind: str
     n: int = 1
@@ -24,14 +29,28 @@ class Case:
     type: str = "q8_0"
     head_dim: int = 64
     is_neox: bool = False
+    is_exact: bool = False
 
     def __str__(self) -> str:
         tail = f"-{self.head_dim}{'neox' if self.is_neox else ''}" if "heads" in self.kind else ""
         return f"{self.kind}-{self.type}-{self.rows}x{self.k}-{self.n}{tail}"
 
 
-def matrix(g: gg.Graph, rows: int, k: int, kind: str, seed: int) -> gg.Tensor:
-    return g.weight(random(rows, k, seed=seed) / np.float32(k**0.5), type=kind)
+@functools.lru_cache(maxsize=128)
+def quantised(rows: int, k: int, kind: str, seed: int) -> np.ndarray:
+    """The bytes of random rows."""
+    raw = gg.quantize(random(rows, k, seed=seed) / np.float32(k**0.5), kind, n_threads=4)
+    raw.flags.writeable = False
+    return raw
+
+
+def of_bytes(g: gg.Graph, raw: np.ndarray, shape: tuple[int, ...], kind: str) -> gg.Tensor:
+    return g.weight(SimpleNamespace(name="", shape=shape, type=gg.dtype(kind), data=raw))
+
+
+def matrix(g: gg.Graph, rows: int, k: int, kind: str, seed: int, *, is_exact: bool = False) -> gg.Tensor:
+    raw = quantised(rows, k, kind, seed)
+    return g.weight(gg.dequantize(raw, kind, (rows, k))) if is_exact else of_bytes(g, raw, (rows, k), kind)
 
 
 def norm(g: gg.Graph, x: gg.Tensor) -> gg.Tensor:
@@ -52,11 +71,11 @@ def build(g: gg.Graph, case: Case) -> dict[str, np.ndarray]:
         g.output("kept", x * 2.0)
         return inputs
     hidden = norm(g, x) if "normed" in case.kind else x
-    y = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 2), hidden)
+    y = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 2, is_exact=case.is_exact), hidden)
     if "router" in case.kind:
         g.output("normed", hidden)
     if "gate" in case.kind:
-        up = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 3), hidden)
+        up = gg.mul_mat(matrix(g, case.rows, case.k, case.type, 3, is_exact=case.is_exact), hidden)
         y = (gg.geglu if "gelu" in case.kind else gg.swiglu)(y, up)
     if "bias" in case.kind:
         y = y + g.weight(random(case.rows, seed=4))
@@ -79,7 +98,7 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
 
     def project(name: str, heads: int, seed: int) -> gg.Tensor:
         kind = "q6_k" if name == "v" and "mixed" in case.kind else case.type
-        y = gg.mul_mat(matrix(g, heads * d, case.k, kind, seed), x)
+        y = gg.mul_mat(matrix(g, heads * d, case.k, kind, seed, is_exact=case.is_exact), x)
         if "bias" in case.kind:
             y = y + g.weight(random(heads * d, seed=seed))
         if name == "v":

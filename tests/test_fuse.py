@@ -128,13 +128,10 @@ def test_a_run_ends_where_it_is_told() -> None:
     [
         (Case("normed"), True),
         (Case("normed", type="q4_0"), False),
-        (Case("normed", n=2), False),
-        (Case("normed", n=2, k=64, rows=8192), False),
-        (Case("normed", n=2, k=256, rows=8192, type="q4_k"), False),
-        (Case("normed-gate", k=256, rows=4096, type="q6_k"), True),
-        (Case("normed-gate", n=8, k=256, rows=4096, type="q6_k"), False),
-        (Case("normed-router", type="f32"), False),
-        (Case("normed-gate", n=9, k=256, rows=4096, type="q6_k"), False),
+        (Case("normed", n=2), True),
+        (Case("normed-gate", n=16, k=256, rows=4096, type="q6_k"), True),
+        (Case("normed-gate", n=16, k=256, rows=4096, type="q4_1"), False),
+        (Case("normed-router", type="f32"), True),
     ],
     ids=str,
 )
@@ -183,15 +180,39 @@ def test_other_attention_stays_with_ggml(case: AttentionCase) -> None:
         assert all(fused is None for _, fused in matches(g))
 
 
-@pytest.mark.parametrize("setting", ["1", "0", None])
-def test_attention_is_taken_only_where_all_is(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("setting", "is_taken"),
+    [(None, False), ("1", False), ("0", False), ("products", False), ("products,attention", True), ("all", True)],
+)
+def test_attention_is_taken_only_where_it_is_named(
+    setting: str | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYGGML_FUSED")
     if setting is not None:
         monkeypatch.setenv("PYGGML_FUSED", setting)
     with gg.Graph(cpu()) as g:
         build_attention(g, AttentionCase())
         g.build()
-        assert all(fused is None for _, fused in matches(g))
+        assert all((fused is not None) == is_taken for _, fused in matches(g))
+
+
+@pytest.mark.parametrize(
+    ("setting", "case", "is_taken"),
+    [
+        ("products", Case("normed"), True),
+        ("products", Case("normed", n=2), False),
+        ("columns,types", Case("normed", n=2, type="q4_0"), True),
+        ("columns,types", Case("normed"), False),
+        ("more-columns", Case("normed", n=2), False),
+        ("router", Case("normed-router", type="f32"), True),
+        ("products,columns", Case("normed-router", type="f32"), False),
+    ],
+)
+def test_the_environment_names_what_is_taken(
+    setting: str, case: Case, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", setting)
+    assert bool(taken(case)) == is_taken
 
 
 def test_a_run_of_attention_sees_its_window_move() -> None:

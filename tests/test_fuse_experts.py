@@ -103,8 +103,15 @@ def test_hidden_that_are_read_elsewhere_are_not_left_out() -> None:
         assert n_taken(g) == []
 
 
-def test_they_are_not_taken_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("setting", "n", "is_taken"), [
+    (None, 1, True), (None, 2, False), ("products,columns", 1, False), ("experts-columns", 2, True),
+])  # fmt: skip
+def test_those_of_one_token_are_taken_unless_others_are_named(
+    setting: str | None, n: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYGGML_FUSED")
+    if setting is not None:
+        monkeypatch.setenv("PYGGML_FUSED", setting)
     with gg.Graph(cpu()) as g:
-        build(g, Experts())
-        assert n_taken(g) == []
+        build(g, Experts(n=n))
+        assert bool(n_taken(g)) == is_taken

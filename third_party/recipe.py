@@ -15,7 +15,8 @@ from .toolchain import Toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("pyggml/native/**/*.c", "pyggml/native/**/*.h", "pyggml/native/**/*.cu", "pyggml/native/**/*.cuh")
-BINDING = ("pyggml/decl/*.h", "pyggml/_build_ffi.py", "third_party/CMakeLists.txt")
+TILES = ROOT / "third_party" / "amx_tiles.h"
+BINDING = ("pyggml/decl/*.h", "pyggml/_build_ffi.py", "third_party/CMakeLists.txt", "third_party/amx_tiles.h")
 ORIGIN = "$ORIGIN"
 # site-packages/pyggml/_lib beside the wheels' site-packages/nvidia/...
 WHEEL_RPATHS = {
@@ -62,7 +63,7 @@ class Recipe:
     @property
     def reference(self) -> Path:
         """The folder of llama.cpp's own programs, whether built or not."""
-        return cache.root() / "reference" / cache.key(self._facts(), self.reference_options()) / "bin"
+        return cache.root() / "reference" / cache.key(self._facts(), self.reference_options(), TILES.read_text()) / "bin"
 
     def module_options(self) -> dict[str, str]:
         """Return the CMake options of our libraries."""

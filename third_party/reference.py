@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import archive, cache, cmake
 from .errors import BuildError, CompileError
-from .recipe import ROOT, Recipe
+from .recipe import ROOT, TILES, Recipe
 
 TARGETS = (
     "llama-server",
@@ -50,9 +50,8 @@ def make(recipe: Recipe, jobs: int) -> Path:
 def _compile(recipe: Recipe, llama: Path, folder: Path, jobs: int) -> None:
     work = cache.root() / "build" / f"reference-{folder.parent.name}"
     tree = work / "tree"
-    cmake.configure(
-        recipe.tools, llama, tree, {**recipe.reference_options(), **recipe.path_options(work / "stubs")}
-    )
+    paths = {**recipe.path_options(work / "stubs"), "CMAKE_CXX_FLAGS": f"-include {TILES}"}
+    cmake.configure(recipe.tools, llama, tree, {**recipe.reference_options(), **paths})
     cmake.build(recipe.tools, tree, list(TARGETS), jobs, "building llama.cpp's programs")
     with cache.filling(folder) as temporary:
         shutil.copytree(tree / "bin", temporary, symlinks=True, dirs_exist_ok=True)

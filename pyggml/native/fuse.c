@@ -1,35 +1,31 @@
-// PYGGML_FUSED in the environment: 0 switches all off, `all` takes also what was measured to be no faster, or not
-// measured yet: attention, experts.
-
 #include "fuse.h"
 
 #include "fuse_attention.h"
 #include "fuse_experts.h"
+#include "fuse_parts.h"
 #include "fuse_products.h"
 #include "fuse_router.h"
 
 #include "ggml-impl.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out) {
     const pg_fuse_run start = { .graph = graph, .first = first, .at = first, .stop = stop };
     pg_fuse_run r = start;
     memset(out, 0, sizeof(*out));
-    const char * setting = getenv("PYGGML_FUSED");
-    const bool takes_all = setting && strcmp(setting, "all") == 0;
-    if (takes_all && pg_match_attention(&r, out)) {
+    if (pg_fuse_takes("attention") && pg_match_attention(&r, out)) {
         out->n_nodes = r.at - first;
         return out->n_nodes;
     }
     r = start;
-    if (pg_is_free(graph->nodes[first]) || (setting && strcmp(setting, "0") == 0)) {
+    if (pg_is_free(graph->nodes[first])) {
         return 0;
     }
     out->is_experts = graph->nodes[first]->op == GGML_OP_MUL_MAT_ID;
-    bool is_taken = out->is_experts ? takes_all && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out, takes_all);
-    if (!is_taken && !out->is_experts && takes_all) {
+    const char * experts = graph->nodes[first]->ne[2] == 1 ? "experts" : "experts-columns";
+    bool is_taken = out->is_experts ? pg_fuse_takes(experts) && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out);
+    if (!is_taken && !out->is_experts && pg_fuse_takes("router")) {
         r = start;
         memset(out, 0, sizeof(*out));
         is_taken = pg_match_router(&r, &out->products);

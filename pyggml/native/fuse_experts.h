@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-// How fast they are was not measured: only PYGGML_FUSED=all takes them.
+// Wanted of one token; of several ggml's kernels were faster, see fuse_parts.h.
 bool pg_match_experts(pg_fuse_run * r, pg_fused_experts * out);
 
 #ifdef __cplusplus

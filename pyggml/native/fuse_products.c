@@ -3,6 +3,7 @@
 #include "fuse_products.h"
 
 #include "fuse_heads.h"
+#include "fuse_parts.h"
 
 #include "ggml-impl.h"
 
@@ -43,15 +44,13 @@ static bool is_measured(const struct ggml_tensor * w) {
     return w->type == GGML_TYPE_Q8_0 || w->type == GGML_TYPE_Q4_K || w->type == GGML_TYPE_Q5_K || w->type == GGML_TYPE_Q6_K;
 }
 
-// Whether it is faster than ggml's kernels, as measured on an H200. Several columns are not measured since a launch of its
-// own rounds their activations.
-static bool pays(const pg_fused_products * p) {
+static bool is_wanted(const pg_fused_products * p) {
     for (int i = 0; i < p->n_products; i++) {
-        if (!is_measured(p->product[i].weight)) {
+        if (!is_measured(p->product[i].weight) && !pg_fuse_takes("types")) {
             return false;
         }
     }
-    return p->x->ne[1] == 1;
+    return pg_fuse_takes(p->x->ne[1] == 1 ? "products" : "columns");
 }
 
 const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p) {
@@ -153,7 +152,7 @@ static bool is_safe(const pg_fused_products * p) {
     return true;
 }
 
-bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all) {
+bool pg_match_products(pg_fuse_run * r, pg_fused * out) {
     pg_fused_products * p = &out->products;
     const struct ggml_tensor * input = pg_take_input(r, p);
     const bool is_input = input && pg_is_plain(p->x) && p->x->ne[2] == 1 && p->x->ne[3] == 1 && fits(p);
@@ -172,5 +171,5 @@ bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all) {
         }
         pg_fuse_write(r, p->product[0].out);
     }
-    return pg_fuse_is_closed(r) && is_safe(p) && (takes_all || pays(p));
+    return pg_fuse_is_closed(r) && is_safe(p) && is_wanted(p);
 }

@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-// Fills products and heads of `out`; takes_all: also what was measured to be no faster.
-bool pg_match_products(pg_fuse_run * r, pg_fused * out, bool takes_all);
+// Fills products and heads of `out`, where fuse_parts.h says that they are wanted.
+bool pg_match_products(pg_fuse_run * r, pg_fused * out);
 
 // Whether there are kernels for matrices of this type that begin there.
 bool pg_has_kernel(const struct ggml_tensor * weight);

@@ -8,7 +8,6 @@
 extern "C" {
 #endif
 
-// How fast they are was not measured: only PYGGML_FUSED=all takes them.
 bool pg_match_router(pg_fuse_run * r, pg_fused_products * out);
 
 #ifdef __cplusplus

@@ -179,7 +179,7 @@ static bool check_alignment(walk * w, const pg_gguf_pair * pair) {
 }
 
 static bool read_pair(walk * w, uint64_t i) {
-    span key;
+    span key = { 0 };
     enter(w, "key %" PRIu64, i);
     if (!grow(w, (void **)&w->index->pairs, i, sizeof(pg_gguf_pair)) || !take_string(w, &key, "key") ||
         !check_key(w, key))

@@ -95,6 +95,14 @@ static bool is_evenly_laid(const struct ggml_tensor * t) {
     return t->nb[1] >= row_size && (has_blocks || (t->nb[1] % 16 == 0 && t->nb[2] % 16 == 0 && t->nb[3] % 16 == 0));
 }
 
+// ggml-cuda's attention with a cap on scores is compiled for these heads; it traps on others.
+static bool takes_cap(const struct ggml_tensor * attention) {
+    float cap;
+    memcpy(&cap, attention->op_params + 2, sizeof(cap));
+    const int64_t k = attention->src[1]->ne[0], v = attention->src[2]->ne[0];
+    return cap == 0.0f || (k == v && (k == 128 || k == 256 || k == 512));
+}
+
 // It sorts tokens by expert and counts on each token choosing an expert once. Inputs are checked when they are sent.
 static bool are_distinct(const struct ggml_tensor * ids) {
     const int64_t n = ids->ne[0];
@@ -118,6 +126,9 @@ static const char * cuda_obstacle(const struct ggml_tensor * node) {
         if (node->src[i] && !is_evenly_laid(node->src[i])) {
             return UNEVEN;
         }
+    }
+    if (node->op == GGML_OP_FLASH_ATTN_EXT && !takes_cap(node)) {
+        return NO_KERNEL;
     }
     return node->op == GGML_OP_MUL_MAT_ID && !are_distinct(node->src[2]) ?
         "the experts of a token may be equal, as far as is known; take them from top_k" : NULL;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import expert_graphs
 import fused_graphs
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from expert_graphs import Experts
 from fused_graphs import Case, matches, op_name
+from graphs import cpu
 
 import pyggml as gg
 from pyggml._ffi import ffi, lib
@@ -85,12 +87,15 @@ def compute_fused(g: gg.Graph, backend: gg.Backend, found: list[tuple[int, objec
     for name, out in g._outputs.items():
         raw = np.empty(out.raw.nbytes, np.uint8)
         lib.ggml_backend_tensor_get(out.handle, ffi.from_buffer(raw), 0, raw.nbytes)
-        results[name] = raw.view(np.float32).reshape(out.shape)
+        results[name] = raw.view(out.dtype.numpy).reshape(out.shape)
     return results
 
 
 def poison(g: gg.Graph) -> None:
-    for out in g._outputs.values():
+    """Outputs but the chosen experts, which runs read and nothing computes again."""
+    for name, out in g._outputs.items():
+        if name == "ids":
+            continue
         lib.ggml_backend_tensor_memset(out.handle, 0xFF, 0, out.raw.nbytes)
 
 
@@ -98,11 +103,42 @@ def build(g: gg.Graph, case: Case | Experts) -> dict[str, np.ndarray]:
     return expert_graphs.build(g, case) if isinstance(case, Experts) else fused_graphs.build(g, case)
 
 
+def exact_results(case: Case | Experts, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of the same weights and activations that are not rounded."""
+    if isinstance(case, Experts):
+        return {"y": expert_graphs.exact(case, inputs)}
+    with gg.Graph(cpu()) as g:
+        fused_graphs.build(g, replace(case, is_exact=True))
+        return g.run(**inputs)
+
+
+def check(
+    case: Case | Experts,
+    inputs: dict[str, np.ndarray],
+    ours: dict[str, np.ndarray],
+    theirs: dict[str, np.ndarray],
+    names: Iterable[str],
+) -> None:
+    """Ours are ggml's results, or no farther than those from exact ones: of many columns ggml rounds otherwise."""
+    exact: dict[str, np.ndarray] = {}
+    for name in names:
+        apart = nmse(ours[name], theirs[name])
+        print(f"{case} {name}: {apart:.1e}")
+        assert np.any(theirs[name])
+        if apart <= 1e-6:
+            continue
+        exact = exact or exact_results(case, inputs)
+        our_error, their_error = nmse(ours[name], exact[name]), nmse(theirs[name], exact[name])
+        print(f"{case} {name}: from exact ours {our_error:.1e}, ggml's {their_error:.1e}")
+        assert their_error <= 1e-2  # or what is held to be exact is something else
+        assert our_error <= 1.1 * their_error
+
+
 @pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=str)
 def test_fused_runs_equal_ggmls_kernels(
     case: Case | Experts, backend: gg.Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both round the activations alike; what is left are sums in another order and sines."""
+    """Of few columns both round the activations alike; what is left are sums in another order and sines."""
     with gg.Graph(backend) as g:
         inputs = build(g, case)
         monkeypatch.setenv("PYGGML_FUSED", "0")
@@ -114,14 +150,10 @@ def test_fused_runs_equal_ggmls_kernels(
         poison(g)
         send(g, inputs)
         if isinstance(case, Case) and "heads" in case.kind:
-            check_heads(g, backend, found, case, right)
+            check_heads(g, backend, found, case, inputs, right)
             return
         ours = compute_fused(g, backend, found)
-    for name in ("y", "sum", "normed"):
-        if name in right:
-            error = nmse(ours[name], right[name])
-            print(f"{case} {name}: {error:.1e}")
-            assert error <= 1e-6
+    check(case, inputs, ours, right, [name for name in ("y", "sum", "normed") if name in right])
 
 
 def read(node: object, kind: type, n: int) -> np.ndarray:
@@ -135,6 +167,7 @@ def check_heads(
     backend: gg.Backend,
     found: list[tuple[int, object]],
     case: Case,
+    inputs: dict[str, np.ndarray],
     right: dict[str, np.ndarray],
 ) -> None:
     """Q where it is left for attention, K and V in the cache: what reads them is not computed."""
@@ -148,7 +181,4 @@ def check_heads(
     ours = {"q": heads.reshape(right["q"].shape)}
     for name, store in zip(("k", "v"), stores):
         ours[name] = read(store, np.float16, right[name].size).reshape(right[name].shape)
-    for name in ("q", "k", "v"):
-        error = nmse(ours[name], right[name])
-        print(f"{case} {name}: {error:.1e}")
-        assert np.any(right[name]) and error <= 1e-6
+    check(case, inputs, ours, right, ("q", "k", "v"))

@@ -1,6 +1,7 @@
 // The push transport's host side: memory, launches, and what the cards report.
 // all_reduce only launches, so that it can be captured. One thread a rank; abort from any thread.
 
+#include "fuse_parts.h"
 #include "peer.h"
 #include "place.h"
 #include "push.h"
@@ -232,8 +233,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
     push->face.self = push.get();
     push->face.all_reduce = all_reduce;
     push->face.can_capture = true;
-    const char * setting = getenv("PYGGML_FUSED");
-    push->face.starts_early = setting && strcmp(setting, "all") == 0;  // not measured yet
+    push->face.starts_early = pg_fuse_takes("early");
     push->face.poll = poll;
     push->face.abort = [](void * self) { static_cast<push_transport *>(self)->abort(); };
     push->face.free = [](void * self) { delete static_cast<push_transport *>(self); };
