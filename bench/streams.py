@@ -212,8 +212,9 @@ async def play(target: Target, n_streams: int, n_words: int, n_tokens: int) -> R
 async def opened(args: argparse.Namespace, stack: AsyncExitStack, n_slots: int) -> list[Target]:
     """What is to be measured."""
     # llama-server may close a connection after an answer without saying so.
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
     session = await stack.enter_async_context(
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), connector=aiohttp.TCPConnector(force_close=True, limit=0))
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None), connector=connector)
     )
     key = os.environ.get("PYGGML_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}

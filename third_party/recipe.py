@@ -63,7 +63,8 @@ class Recipe:
     @property
     def reference(self) -> Path:
         """The folder of llama.cpp's own programs, whether built or not."""
-        return cache.root() / "reference" / cache.key(self._facts(), self.reference_options(), TILES.read_text()) / "bin"
+        key = cache.key(self._facts(), self.reference_options(), TILES.read_text())
+        return cache.root() / "reference" / key / "bin"
 
     def module_options(self) -> dict[str, str]:
         """Return the CMake options of our libraries."""

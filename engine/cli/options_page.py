@@ -49,7 +49,7 @@ ENVIRONMENT = {
     "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
     "PYGGML_PARALLEL_RANKS": "`0`, for diagnosis: ranks compute one at a time",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
-    "PYGGML_FUSED": "`0`: runs of small operations on CUDA cards stay ggml's; else they become ours where it pays",
+    "PYGGML_FUSED": "`0`: CUDA cards compute with ggml's kernels alone; else ours where it pays, with `all` everywhere",
     "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
 }
 

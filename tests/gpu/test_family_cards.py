@@ -69,7 +69,7 @@ def has_experts(path: Path) -> bool:
 
 
 def own_unrest(path: Path, cache: str, right: np.ndarray, folder: Path) -> float:
-    """How far the CPU comes from itself when weights change by a part in a thousand: cards round both factors by half."""
+    """How far the CPU comes from itself when weights change by a part in a thousand; cards round both factors."""
     worst = 0.0
     for seed in range(6):
         dice = np.random.default_rng(seed)

@@ -36,7 +36,7 @@ def test_a_mask_of_a_late_layer_is_made_from_positions_that_nothing_else_reads_b
     n, n_kv = 32, 256
     with gg.Backend("cuda:0") as backend, gg.RankGraph(backend) as graph:
         positions = graph.input("positions", (n,), "i32")
-        x = gg.rope(graph.input("x", (n, 2, 64)), positions)
+        x = gg.rope(graph.input("x", (n, 2, 64)), positions, n_dims=64)
         for i in range(6):  # results that take the memory of whatever is read no more
             x = gg.silu(x + float(i)) * 2.0
         graph.output("x", graph.do(x).reshape(-1).cont())
