@@ -40,12 +40,17 @@ def reference_bin() -> Path:
 def speeds(
     path: str, flags: Sequence[str], env: Mapping[str, str], prompts: Sequence[int], n_gen: int, n_runs: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """llama-bench with flash attention: (`prefill` or `decode`, size, tokens a second of each run, the first cold)."""
-    command = ["llama-bench", "-m", path, "-fa", "1", "-r", str(n_runs), "--no-warmup", "-o", "jsonl", *flags]
-    command += ["-p", ",".join(map(str, prompts)) or "0", "-n", str(n_gen)]
-    for line in _lines(command, env):
-        kind = "prefill" if line["n_prompt"] else "decode"
-        yield kind, line["n_prompt"] or line["n_gen"], [float(s) for s in line["samples_ts"]]
+    """llama-bench with flash attention: (`prefill` or `decode`, size, tokens a second of each run, the first cold).
+
+    Prompts and tokens have a process each, since those after long prompts were slower than those of a process without.
+    """
+    command = ["llama-bench", "-m", path, "-fa", "1", "-r", str(n_runs), "-o", "jsonl", *flags]
+    works = [["-p", ",".join(map(str, prompts)), "-n", "0"]] if prompts else []
+    works += [["-p", "0", "-n", str(n_gen)]] if n_gen else []
+    for work in works:
+        for line in _lines([*command, *work], env):
+            kind = "prefill" if line["n_prompt"] else "decode"
+            yield kind, line["n_prompt"] or line["n_gen"], [float(s) for s in line["samples_ts"]]
 
 
 def parallel_speeds(

@@ -29,6 +29,7 @@ class DeviceFacts:
     `layer_s` is the time that a layer takes beside reading its weights: launches of small kernels.
     Without `looks_up` the token embedding stays on the host; with `maps_head` a head that is the
     embedding again takes no memory of its own. `free_bytes` are without the `reserved_bytes` that stay free.
+    `layouts`: type, whether of experts, and how much larger weights become in the layout that is multiplied by.
     Units: bytes, bytes a second, floating-point operations a second, seconds.
     """
 
@@ -43,6 +44,12 @@ class DeviceFacts:
     maps_head: bool = False
     reserved_bytes: int = 0
     has_flash_attention: bool = True
+    layouts: tuple[tuple[str, bool, float], ...] = ()
+
+    def grown(self, n_bytes: int, kind: str, *, experts: bool) -> int:
+        """What so many bytes of a weight take here beyond that."""
+        factor = next((f for name, of_experts, f in self.layouts if (name, of_experts) == (kind, experts)), 1.0)
+        return round(n_bytes * (factor - 1.0))
 
 
 @dataclass(frozen=True)

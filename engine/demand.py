@@ -60,10 +60,10 @@ def _row_bytes(width: int, kind: str) -> int:
 class Demand:
     """What one rank holds and reads. Units: bytes.
 
-    `cut_bytes` are weights of which it has a part, `whole_bytes` those it has entirely; `read_bytes`
-    of both are read for each token. `n_used` counts the weights' elements that each token of a
-    prompt is multiplied with, the head's aside. `compute_bytes` is memory for results, to which
-    `mask_bytes` come for each position of the context.
+    `cut_bytes` are weights of which it has a part, `whole_bytes` those it has entirely, `layout_bytes` what
+    faster layouts of both take beyond that; `read_bytes` of both are read for each token. `n_used` counts
+    the weights' elements that each token of a prompt is multiplied with, the head's aside. `compute_bytes`
+    is memory for results, to which `mask_bytes` come for each position of the context.
     """
 
     device: DeviceFacts
@@ -76,11 +76,12 @@ class Demand:
     n_used: int
     compute_bytes: int
     mask_bytes: int = 0
+    layout_bytes: int = 0
 
     @property
     def weights_bytes(self) -> int:
         """All weights of the rank."""
-        return self.cut_bytes + self.whole_bytes
+        return self.cut_bytes + self.whole_bytes + self.layout_bytes
 
     @property
     def n_layer(self) -> int:
@@ -194,7 +195,7 @@ def _demand(
     n_head_kv: int | None = None,
 ) -> Demand:
     hp = model.hp
-    cut_bytes = whole_bytes = read_bytes = n_used = 0
+    cut_bytes = whole_bytes = read_bytes = n_used = layout_bytes = 0
     for row in _present(model):
         part, kind = slice_of(row), model.types[row.name]
         if part is None or (row.use is Use.GET_ROWS and not device.looks_up):
@@ -207,6 +208,8 @@ def _demand(
             cut_bytes += 0 if is_elsewhere else n_bytes
         if row.use is Use.GET_ROWS:
             continue
+        if not is_elsewhere:
+            layout_bytes += _grown(device, row, kind, n_bytes)
         if row.use is Use.MUL_MAT_ID:  # on average, however the experts are cut
             n_bytes, n = n_bytes * hp.n_expert_used // hp.n_expert, n * hp.n_expert_used // hp.n_expert
         read_bytes += n_bytes
@@ -214,5 +217,11 @@ def _demand(
             n_used += n
     return Demand(
         device, layers, (0, hp.n_head) if heads is None else heads, hp.n_head_kv if n_head_kv is None else n_head_kv,
-        cut_bytes, whole_bytes, read_bytes, n_used, compute_bytes,
+        cut_bytes, whole_bytes, read_bytes, n_used, compute_bytes, layout_bytes=layout_bytes,
     )  # fmt: skip
+
+
+def _grown(device: DeviceFacts, row: Weight, kind: ElementType, n_bytes: int) -> int:
+    experts = row.use is Use.MUL_MAT_ID
+    has_layout = experts or (row.use is Use.MUL_MAT and math.prod(row.shape[:-2]) == 1)
+    return device.grown(n_bytes, str(kind), experts=experts) if has_layout else 0

@@ -5,7 +5,9 @@ Opens each device for a moment and allocates nothing on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 
 import pyggml as gg
 
@@ -15,6 +17,8 @@ from .host_memory import available_bytes
 from .hparams import Heads
 from .kv_cache import WINDOW
 from .reserve import NO_RESERVE, Reserve
+from .slices import WHOLE
+from .weight_table import Use
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
@@ -51,7 +55,26 @@ def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts, reserved_byt
             reserved_bytes=reserved_bytes,
             maps_head=device.kind == "cpu" and model.is_tied and _is_plain(backend, model),
             has_flash_attention=_has_flash_attention(backend, model, cache),
+            layouts=tuple(_layouts(backend, model)),
         )
+
+
+def _layouts(backend: gg.Backend, model: ModelFacts) -> Iterator[tuple[str, bool, float]]:
+    """How much larger weights become in the layouts that the device multiplies by, for each type."""
+    seen = set()
+    for row in model.rows:
+        experts = row.use is Use.MUL_MAT_ID
+        is_matrix = experts or (row.use is Use.MUL_MAT and math.prod(row.shape[:-2]) == 1)
+        kind = str(model.types[row.name]) if row.name in model.types and is_matrix else ""
+        if not kind or (kind, experts) in seen:
+            continue
+        seen.add((kind, experts))
+        with contextlib.suppress(gg.DeviceError):  # which loading refuses by the weight's name
+            factor = backend.weight_bytes(row.shape, gg.dtype(kind), experts=experts) / WHOLE.n_bytes(
+                row.shape, gg.dtype(kind)
+            )
+            if factor != 1.0:
+                yield kind, experts, factor
 
 
 def _can_look_up(backend: gg.Backend, model: ModelFacts) -> bool:

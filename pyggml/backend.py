@@ -100,6 +100,14 @@ class Backend(Closable):
             )
         return types[at]
 
+    def weight_bytes(self, shape: Sequence[int], kind: DType, *, experts: bool = False) -> int:
+        """Bytes of a weight in its `weight_buffer_type`, maybe more than in a file; raises DeviceError as that does."""
+        from .graph import Graph  # which needs this module first
+
+        layout = self.weight_buffer_type(shape, kind, experts=experts)
+        with Graph(self, max_nodes=4) as g:
+            return int(lib.ggml_backend_buft_get_alloc_size(layout, g.phantom("weight", shape, kind).handle))
+
     def first_that_multiplies(
         self, types: Sequence[Any], shape: Sequence[int], kind: DType, *, experts: bool
     ) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from own_logits import distance, nmse
 from stored_logits import PROMPT, StoredCase, stored_cases
 from tiny import FAMILIES, write_tiny
 from tiny_families import write_family
@@ -31,23 +32,15 @@ MODES: dict[str, dict[str, Any]] = {
 COLUMNS = ("F32, F16", "quantised", *MODES)
 
 
-def nmse(ours: np.ndarray, right: np.ndarray) -> float:
-    """Squared error over the squared size of what is right."""
-    right = right.astype(np.float64)
-    return float(((ours - right) ** 2).sum() / (right**2).sum())
-
-
 def writer_of(arch: str) -> Callable[..., Path]:
     """What writes a family's tiny models."""
     return write_tiny if arch in FAMILIES else write_family
 
 
-def from_reference(path: Path, case: StoredCase, device: str = "cpu") -> float:
+def from_reference(path: Path, case: StoredCase, device: str = "cpu", *, limit: float = 1e-6) -> float:
     """The larger distance from llama.cpp's logits, all at once and token by token."""
     cache = {"cache_type_k": case.cache_type, "cache_type_v": case.cache_type}
-    with LLM(path, device=device, threads=2, parallel=1, **F32 | cache) as llm:
-        whole, steps = (llm.score(PROMPT, logits=True, chunk=chunk) for chunk in (None, 1))
-    return max(nmse(case.picked(whole), case.whole), nmse(case.picked(steps), case.steps))
+    return distance(case, lambda: LLM(path, device=device, threads=2, parallel=1, **F32 | cache), limit)
 
 
 def answered(path: Path, n_ranks: int = 1, device: str = "cpu", **mode: Any) -> tuple[np.ndarray, list[Any]]:

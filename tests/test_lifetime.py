@@ -105,6 +105,7 @@ BACKEND_USES: dict[str, Callable[[gg.Backend], object]] = {
     "synchronize": lambda be: be.synchronize(),
     "buffer_types": lambda be: be.buffer_types(),
     "weight_buffer_type": lambda be: be.weight_buffer_type((32, 32), gg.dtype("q8_0")),
+    "weight_bytes": lambda be: be.weight_bytes((32, 32), gg.dtype("q8_0")),
     "Graph": gg.Graph,
     "Allocator": gg.Allocator,
     "Buffer": lambda be: gg.Buffer(be, {"a": ((1,), "f32")}),

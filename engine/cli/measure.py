@@ -18,7 +18,7 @@ N_SHORT = 16  # tokens of the prompt before a decode test
 
 @dataclass(frozen=True)
 class Decode:
-    """One decode measurement. `python_share` is the part of a step's time outside of the one C call."""
+    """One decode measurement. `python_share` is the part of a step's time in which only Python works."""
 
     tok_per_s: float
     python_share: float
