@@ -6,7 +6,8 @@ an edge that shows, in llama.cpp as in ours. What must be equal everywhere are l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -24,6 +25,15 @@ def nmse(ours: np.ndarray, right: np.ndarray) -> float:
     return float(((ours - exact) ** 2).sum() / (exact**2).sum())
 
 
+@contextmanager
+def plain_layouts() -> Iterator[None]:
+    """Leave weights as they lie in the file."""
+    types = gg.Backend.buffer_types
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gg.Backend, "buffer_types", lambda backend: types(backend)[-1:])
+        yield
+
+
 def distance(case: StoredCase, opened: Callable[[], LLM], limit: float) -> float:
     """NMSE of the logits of PROMPT, the larger of all at once and token by token.
 
@@ -32,9 +42,7 @@ def distance(case: StoredCase, opened: Callable[[], LLM], limit: float) -> float
     found = _distance(case, opened)
     if not limit < found < FAR:
         return found
-    with pytest.MonkeyPatch.context() as patch:
-        types = gg.Backend.buffer_types
-        patch.setattr(gg.Backend, "buffer_types", lambda backend: types(backend)[-1:])
+    with plain_layouts():
         plain = _distance(case, opened)
     print(f"{case.name}: {found:.1e} from the stored logits, {plain:.1e} with weights as they are in the file")
     return plain
