@@ -42,6 +42,11 @@ class Redis:
             time.sleep(0.05)
         raise AssertionError("redis-server did not start")
 
+    def keys(self) -> list[str]:
+        """All keys that it has."""
+        command = ["redis-cli", "-p", str(self.port), "--raw", "keys", "*"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
     def stop(self) -> None:
         """Stop it."""
         if self._process is not None:
@@ -133,3 +138,17 @@ def test_a_url_that_is_none_is_refused(model: Path) -> None:
     with ServerProcess(model, "--redis-url", "nonsense", waits=False) as server:
         assert server.process.wait(HANG_S) == 2
         server.wait_for("--redis-url nonsense")
+
+
+def test_only_responses_go_to_redis(model: Path, redis: Redis) -> None:
+    """Keys and values of attention stay with the engine: there is no option for it, and none by accident."""
+    with serve(model, redis.url) as server:
+        for _ in range(2):
+            asked = {"messages": [{"role": "user", "content": "WHY " * 60}], "max_tokens": 4, "temperature": 0}
+            assert server.post("/v1/chat/completions", asked).status == 200
+        assert redis.keys() == []
+        id = make(server)
+        assert [key for key in redis.keys() if id not in key] == []
+    with ServerProcess(model, "--redis-url", redis.url, "--redis-kv-ttl", 60, waits=False) as refused:
+        assert refused.process.wait(HANG_S) == 2
+        refused.wait_for("--redis-kv-ttl")
