@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,8 +31,7 @@ MAX_PLANS = 64
 STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
 MAX_READ_BYTES = 1 << 27  # of the logits of one step
-# Micro-batches of one prefill step where stages work on several at once.
-MAX_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 8  # micro-batches of one prefill step where stages work on several at once
 
 
 @dataclass
@@ -42,6 +42,11 @@ class RunnerStats:
     n_plans_built: int = 0
     native_s: float = 0.0
     plan_s: float = 0.0
+
+
+@lru_cache(4096)  # making one takes longer than the rest of finding a plan
+def _moved(shape: PlanShape, n_rows: int) -> PlanShape:
+    return replace(shape, slot0=0, n_kv=n_rows)
 
 
 def padded_length(n: int, limit: int) -> int:
@@ -124,8 +129,8 @@ class Runner:
             self._can_move &= plan.can_move
             plan.close()
 
-    def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
-        return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
+    def _make(self, shape: PlanShape, **how: bool) -> Plan:
+        return Plan(self._ranks, self.hp, shape, self._family.forward, **how)
 
     def forget(self, slot: int) -> None:
         """Let nothing that lies in a slot be read again."""
@@ -180,10 +185,8 @@ class Runner:
             return logits.take(at) if isinstance(logits, Logits) else logits[at]
         if len(places) > 1:
             return self._prefill_several(places, [row.wants_logits for row in batch.rows])
-        (place,) = places
-        (row,) = batch.rows
-        reader = row.request.reader if row.is_read else None
-        if reader is not None:
+        (place,), (row,) = places, batch.rows
+        if row.is_read and (reader := row.request.reader) is not None:
             return self.prefill(place, range(len(place.ids)), is_hidden=reader.wants_hidden)
         return self.prefill(place, [len(place.ids) - 1] if row.wants_logits else [])
 
@@ -280,8 +283,8 @@ class Runner:
         paused = time.perf_counter()
         plan.finish()
         end = time.perf_counter()
-        was_busy = end - paused > STILL_BUSY_S  # else the devices may have waited for what was done beside them
-        self.stats.native_s += end - start if was_busy else end - paused + posted - start
+        is_hidden = end - paused > STILL_BUSY_S  # else the devices may have waited for what was done beside them
+        self.stats.native_s += end - start - (0.0 if is_hidden else paused - posted)
         self.stats.n_steps += 1
         return self._logits(plan)
 
@@ -291,12 +294,12 @@ class Runner:
         meanwhile()
 
     def _logits(self, plan: Plan) -> np.ndarray | Logits:
-        logits = plan.logits()
-        return np.empty((0, self.hp.n_vocab), np.float32) if logits is None else logits
+        found = plan.logits()
+        return np.empty((0, self.hp.n_vocab), np.float32) if found is None else found
 
     def _key(self, shape: PlanShape) -> PlanShape:
         """The shape that its plan is made for."""
-        return replace(shape, slot0=0, n_kv=self._cache.n_rows) if self._can_move else shape
+        return _moved(shape, self._cache.n_rows) if self._can_move else shape
 
     def _plan(self, shape: PlanShape) -> Plan:
         key = self._key(shape)

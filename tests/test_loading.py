@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 from paper_models import CPU, GIB, facts, gpus, llama_8b, numbers, total_bytes
+from planned_bytes import check_bytes
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
 from pyggml.engine.arrangement import Arrangement, arrange, cache_facts, deal_model
 from pyggml.engine.balance import DeviceFacts
 from pyggml.engine.demand import ModelFacts
-from pyggml.engine.fit import largest_ctx, placements
+from pyggml.engine.fit import largest_ctx
 from pyggml.engine.host_memory import available_bytes
 from pyggml.engine.load_options import LoadOptions
-from pyggml.engine.loading import _transport_notes, model_facts
+from pyggml.engine.loading import _transport_notes
 from pyggml.engine.measuring import Speed, measured
 from pyggml.engine.prediction import Mode
 from pyggml.engine.slices import WHOLE
@@ -78,26 +79,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_ranks_bytes_are_those_of_the_plan(
     arch: str, options: dict[str, Any], where: dict[str, Any], tiny: Callable[..., Path]
 ) -> None:
-    path = tiny(arch, **options)
-    with LLM(path, **SMALL, **where) as llm:
-        asked, names = LoadOptions(**SMALL, **where), [p.device for p in llm.plan]
-        model = model_facts(llm.model)
-        cpu = device_facts_of(model, asked, names)
-        planned = placements(
-            model, deal_model(model, asked, cpu).demands, cache_facts(asked, model.hp), llm.n_ctx
-        )
-        for real, paper in zip(llm.plan, planned, strict=True):
-            assert real.weights_bytes + real.mapped_bytes == pytest.approx(paper.weights_bytes, rel=0.02)
-            assert real.cache_bytes == pytest.approx(paper.cache_bytes, rel=0.02)
-            assert real.compute_bytes <= 1.1 * paper.compute_bytes
-            alike = ("device", "n_ctx", "n_slots", "replicated_bytes", "layers", "heads", "n_head_kv")
-            assert [getattr(real, name) for name in alike] == [getattr(paper, name) for name in alike]
-
-
-def device_facts_of(model: ModelFacts, options: LoadOptions, names: list[str]) -> list[DeviceFacts]:
-    from pyggml.engine.device_facts import device_facts
-
-    return device_facts([gg.device(name) for name in names], model, cache_facts(options, model.hp))
+    check_bytes(tiny(arch, **options), **SMALL, **where)
 
 
 def test_the_bytes_of_all_ranks_are_the_file_and_its_copies(tiny: Callable[..., Path]) -> None:
