@@ -67,7 +67,8 @@ class Budget:
         if "decode" in o.what:
             found += runs * o.n / decode
         if "prefill" in o.what or "decode" in o.what:
-            found += n_loads * loading
+            both = "prefill" in o.what and "decode" in o.what  # llama-bench has a process for each
+            found += (n_loads + (o.rounds if both and n_sides == 2 else 0)) * loading
         if "parallel" in o.what:
             each = sum(n * o.parallel_prompt / prefill + (1 + 0.1 * n) * o.n / decode for n in o.parallel)
             found += runs * each + n_loads * loading

@@ -40,7 +40,7 @@ def reference_bin() -> Path:
 def speeds(
     path: str, flags: Sequence[str], env: Mapping[str, str], prompts: Sequence[int], n_gen: int, n_runs: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """llama-bench with flash attention: (`prefill` or `decode`, size, tokens a second of each run, the first cold).
+    """llama-bench with flash attention: (`prefill` or `decode`, size, tokens a second of each run after its warm-up).
 
     Prompts and tokens have a process each, since those after long prompts were slower than those of a process without.
     """

@@ -40,9 +40,9 @@ class Alone:
     def theirs(self, path: str, mode: Mode, n_runs: int, note: Note) -> None:
         """One run of llama-bench."""
         assert mode.their_flags is not None, "theirs take part in this mode"
-        found = speeds(path, mode.their_flags, mode.their_env, self._prompts, self._n_gen, n_runs + 1)
+        found = speeds(path, mode.their_flags, mode.their_env, self._prompts, self._n_gen, n_runs)
         for what, n, runs in found:
-            note("theirs", what, n, {"tok_per_s": runs[1:]})
+            note("theirs", what, n, {"tok_per_s": runs})
 
     def ours(self, side: OurSide, n_runs: int, n_cold: int, note: Note) -> None:
         """Prompts, then tokens."""

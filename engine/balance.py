@@ -29,7 +29,8 @@ class DeviceFacts:
     `layer_s` is the time that a layer takes beside reading its weights: launches of small kernels.
     Without `looks_up` the token embedding stays on the host; with `maps_head` a head that is the
     embedding again takes no memory of its own. `free_bytes` are without the `reserved_bytes` that stay free.
-    `layouts`: type, whether of experts, and how much larger weights become in the layout that is multiplied by.
+    `layouts`: type, whether of experts, of how many rows a multiple a weight has that gets a layout of its own to be
+    multiplied by, and how much larger it becomes there.
     Units: bytes, bytes a second, floating-point operations a second, seconds.
     """
 
@@ -44,12 +45,14 @@ class DeviceFacts:
     maps_head: bool = False
     reserved_bytes: int = 0
     has_flash_attention: bool = True
-    layouts: tuple[tuple[str, bool, float], ...] = ()
+    layouts: tuple[tuple[str, bool, int, float], ...] = ()
 
-    def grown(self, n_bytes: int, kind: str, *, experts: bool) -> int:
+    def grown(self, n_bytes: int, n_rows: int, kind: str, *, experts: bool) -> int:
         """What so many bytes of a weight take here beyond that."""
-        factor = next((f for name, of_experts, f in self.layouts if (name, of_experts) == (kind, experts)), 1.0)
-        return round(n_bytes * (factor - 1.0))
+        for name, of_experts, unit, factor in self.layouts:
+            if (name, of_experts) == (kind, experts) and n_rows % unit == 0:
+                return round(n_bytes * (factor - 1.0))
+        return 0
 
 
 @dataclass(frozen=True)

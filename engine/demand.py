@@ -209,7 +209,7 @@ def _demand(
         if row.use is Use.GET_ROWS:
             continue
         if not is_elsewhere:
-            layout_bytes += _grown(device, row, kind, n_bytes)
+            layout_bytes += _grown(device, row, part.shape(row.shape), kind, n_bytes)
         if row.use is Use.MUL_MAT_ID:  # on average, however the experts are cut
             n_bytes, n = n_bytes * hp.n_expert_used // hp.n_expert, n * hp.n_expert_used // hp.n_expert
         read_bytes += n_bytes
@@ -221,7 +221,7 @@ def _demand(
     )  # fmt: skip
 
 
-def _grown(device: DeviceFacts, row: Weight, kind: ElementType, n_bytes: int) -> int:
+def _grown(device: DeviceFacts, row: Weight, shape: Sequence[int], kind: ElementType, n_bytes: int) -> int:
     experts = row.use is Use.MUL_MAT_ID
-    has_layout = experts or (row.use is Use.MUL_MAT and math.prod(row.shape[:-2]) == 1)
-    return device.grown(n_bytes, str(kind), experts=experts) if has_layout else 0
+    has_layout = experts or (row.use is Use.MUL_MAT and math.prod(shape[:-2]) == 1)
+    return device.grown(n_bytes, shape[-2], str(kind), experts=experts) if has_layout else 0

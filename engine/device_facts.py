@@ -6,7 +6,6 @@ Opens each device for a moment and allocates nothing on it.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 
 import pyggml as gg
@@ -20,6 +19,7 @@ from .reserve import NO_RESERVE, Reserve
 from .slices import WHOLE
 from .weight_table import Use
 
+ROW_UNITS = (1, 2, 4, 8, 16, 32, 64)
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
@@ -59,22 +59,19 @@ def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts, reserved_byt
         )
 
 
-def _layouts(backend: gg.Backend, model: ModelFacts) -> Iterator[tuple[str, bool, float]]:
+def _layouts(backend: gg.Backend, model: ModelFacts) -> Iterator[tuple[str, bool, int, float]]:
     """How much larger weights become in the layouts that the device multiplies by, for each type."""
-    seen = set()
-    for row in model.rows:
-        experts = row.use is Use.MUL_MAT_ID
-        is_matrix = experts or (row.use is Use.MUL_MAT and math.prod(row.shape[:-2]) == 1)
-        kind = str(model.types[row.name]) if row.name in model.types and is_matrix else ""
-        if not kind or (kind, experts) in seen:
-            continue
-        seen.add((kind, experts))
-        with contextlib.suppress(gg.DeviceError):  # which loading refuses by the weight's name
-            factor = backend.weight_bytes(row.shape, gg.dtype(kind), experts=experts) / WHOLE.n_bytes(
-                row.shape, gg.dtype(kind)
-            )
-            if factor != 1.0:
-                yield kind, experts, factor
+    matrices = [row for row in model.rows if row.name in model.types and row.use in (Use.MUL_MAT, Use.MUL_MAT_ID)]
+    widths = {(str(model.types[row.name]), row.use is Use.MUL_MAT_ID): row.shape[-1] for row in matrices}
+    for (name, experts), width in widths.items():
+        kind = gg.dtype(name)
+        for unit in ROW_UNITS:
+            shape = (*((2,) if experts else ()), unit, width)
+            with contextlib.suppress(gg.DeviceError):  # which loading refuses by the weight's name
+                factor = backend.weight_bytes(shape, kind, experts=experts) / WHOLE.n_bytes(shape, kind)
+                if factor != 1.0:
+                    yield name, experts, unit, factor
+                    break
 
 
 def _can_look_up(backend: gg.Backend, model: ModelFacts) -> bool:

@@ -129,8 +129,8 @@ class Runner:
             self._can_move &= plan.can_move
             plan.close()
 
-    def _make(self, shape: PlanShape, **how: bool) -> Plan:
-        return Plan(self._ranks, self.hp, shape, self._family.forward, **how)
+    def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
+        return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
 
     def forget(self, slot: int) -> None:
         """Let nothing that lies in a slot be read again."""

@@ -15,13 +15,16 @@ from .errors import BuildError
 _SPIN_COUNT = "1000"
 
 
-def is_busy(loadavg: str, n_processors: int) -> bool:
-    """Whether others want more than half of the processors, by what /proc/loadavg says of this moment."""
+def is_busy(loadavg: str, n_processors: int, n_ours: int) -> bool:
+    """Whether others want more than half of the processors, by what /proc/loadavg says of this moment.
+
+    Or whether this process may use `n_ours` of them only: who else wants those is not known.
+    """
     try:
         n_running = int(loadavg.split()[3].partition("/")[0])
     except (IndexError, ValueError):
-        return False
-    return n_running - 1 > n_processors // 2  # one is this thread
+        n_running = 1
+    return n_ours < n_processors or n_running - 1 > n_processors // 2  # one is this thread
 
 
 def _loadavg() -> str:
@@ -35,7 +38,7 @@ def _loadavg() -> str:
 def _short_spins() -> Iterator[None]:
     """While OpenMP's library is loaded: how long its threads look before they sleep, unless the user has said it."""
     is_said = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
-    if is_said or not is_busy(_loadavg(), os.cpu_count() or 1):
+    if is_said or not is_busy(_loadavg(), os.cpu_count() or 1, len(os.sched_getaffinity(0))):
         yield
         return
     os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT

@@ -13,10 +13,12 @@ from typing import Any
 
 from ._ffi import ffi, lib
 from .device import LIBRARY_DIR
-from .errors import BuildError
+from .errors import BuildError, DeviceError
 
 MODULE = LIBRARY_DIR / "libpyggml-cuda.so"
 WHY_BYTES = 400
+# As in native/fuse_parts.h.
+KERNELS = ("products", "columns", "types", "experts", "experts-columns", "router", "attention", "early")
 
 
 @functools.cache
@@ -44,8 +46,15 @@ def are_graphs_on() -> bool:
 
 
 def are_kernels_on() -> bool:
-    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is not off."""
-    return os.environ.get("PYGGML_FUSED", "1").strip().lower() not in ("0", "off", "no", "false")
+    """Whether our own kernels may take the place of several of ggml's: PYGGML_FUSED is not 0.
+
+    Raises DeviceError for a word that fuse_parts.h does not know.
+    """
+    setting = os.environ.get("PYGGML_FUSED") or "1"
+    if unknown := set(setting.split(",")) - {*KERNELS, "0", "1", "all"}:
+        known = ", ".join(KERNELS)
+        raise DeviceError(f"PYGGML_FUSED={setting}: no kernels are called {min(unknown)!r}; 0, 1, all, or of {known}")
+    return setting != "0"
 
 
 def why() -> Any:

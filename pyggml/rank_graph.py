@@ -147,7 +147,7 @@ class RankGraph(Graph):
         return leaf
 
     def _keep_to_here(self, x: Tensor) -> None:
-        """Let a step that comes next read x: to the allocator it is no reader."""
+        """Let a step that comes next read x: the allocator does not see that it does."""
         n_before = self.n_nodes
         self.do(x)
         if self.n_nodes == n_before:

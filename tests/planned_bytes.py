@@ -22,7 +22,7 @@ def check_bytes(path: Path, **options: Any) -> None:
     """Weights and cache of each rank are within 2 % of the plan, results at most a tenth above it."""
     with LLM(path, **options) as llm:
         asked, devices = LoadOptions(**options), [gg.device(p.device) for p in llm.plan]
-        model, cache = model_facts(llm.model), cache_facts(LoadOptions(**options), llm.model.hparams)
+        model, cache = model_facts(llm.model), cache_facts(asked, llm.model.hparams)
         facts = device_facts(devices, model, cache)
         planned = placements(model, deal_model(model, asked, facts).demands, cache, llm.n_ctx)
         for real, paper in zip(llm.plan, planned, strict=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from attention_graphs import AttentionCase, build_attention, cached
 from fused_graphs import Case, build, matches, matrix, norm, op_name
@@ -9,6 +12,7 @@ from graphs import cpu, random
 
 import pyggml as gg
 from pyggml._ffi import ffi, lib
+from pyggml.cuda_module import KERNELS, are_kernels_on
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +264,24 @@ def test_a_layer_has_no_node_between_heads_attention_and_output() -> None:
         (False, True),
         (False, False),
     ]
+
+
+@pytest.mark.parametrize(("setting", "is_on"), [(None, True), ("", True), ("0", False), ("all", True), ("router,early", True)])
+def test_whether_any_are_taken(setting: str | None, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYGGML_FUSED")
+    if setting is not None:
+        monkeypatch.setenv("PYGGML_FUSED", setting)
+    assert are_kernels_on() == is_on
+
+
+@pytest.mark.parametrize("setting", ["on", "products, columns", "attnetion"])
+def test_unknown_kernels_are_refused_by_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", setting)
+    with pytest.raises(gg.DeviceError, match=f"PYGGML_FUSED={setting}: no kernels are called .*products, columns"):
+        are_kernels_on()
+
+
+def test_both_lists_of_kernels_are_the_same() -> None:
+    header = (Path(__file__).resolve().parent.parent / "pyggml" / "native" / "fuse_parts.h").read_text()
+    told = header[header.index("#include <string.h>") : header.index("#define")]
+    assert set(KERNELS) <= set(re.findall(r"[a-z]+(?:-[a-z]+)?", told))

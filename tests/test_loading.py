@@ -70,6 +70,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"n_head": 6, "n_head_kv": 3, "n_ff": 768, "n_vocab": 384}),
         ("llama", {"variant": "bias+tied"}),
         ("llama", {"variant": "bias+tied", "quant": "Q8_0", "n_vocab": 384}),
+        ("llama", {"quant": "Q8_0", "n_vocab": 333}),
         ("llama", {"quant": "Q4_0", "n_ff": 768}),
         ("gemma3", {}),
         ("qwen3moe", {}),

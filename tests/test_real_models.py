@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_logits import plain_layouts
+from own_logits import HAS_TILES, plain_layouts
 from stored_logits import StoredReal, StoredRows, real_columns, real_rows, stored_greedy, stored_real
 
 from pyggml.engine import LLM
@@ -53,14 +53,14 @@ def test_logits_equal_llama_cpp(name: str, case: StoredReal, files: dict[str, Pa
     try:
         check(path, case)
     except AssertionError:
-        if case.weights == "F32":
+        if case.weights == "F32" or not HAS_TILES:
             raise
         with plain_layouts():
-            check(path, case)
-        check(path, case, slack=10)
+            check(path, case, agreement=1 - 1.5 * max(0.06, own_flips(case)))
+        check(path, case, slack=10, agreement=1 - 1.5 * max(0.06, own_flips(case)))
 
 
-def check(path: Path, case: StoredReal, slack: int = 1) -> None:
+def check(path: Path, case: StoredReal, slack: int = 1, agreement: float = 0.9) -> None:
     cache = {"cache_type_k": case.cache_type, "cache_type_v": case.cache_type}
     with LLM(path, device="cpu", threads=2, ctx=512, parallel=1, **cache) as llm:  # type: ignore[arg-type]
         n_vocab = llm.model.hparams.n_vocab
@@ -69,9 +69,9 @@ def check(path: Path, case: StoredReal, slack: int = 1) -> None:
             assert nmse(logits, stored, n_vocab) <= slack * limit(case)
             norms = np.linalg.norm(logits[real_rows(len(logits))].astype(np.float64), axis=1)
             assert np.allclose(norms, stored.norms, rtol=(slack * limit(case)) ** 0.5)
-            agreement = float(np.mean(logits.argmax(axis=1) == stored.best))
+            alike = float(np.mean(logits.argmax(axis=1) == stored.best))
             is_exact = case.weights == "F32" and case.cache_type == "f32"
-            assert agreement >= (1.0 if is_exact else 1 - 1.5 * max(0.06, own_flips(case))), agreement
+            assert alike >= (1.0 if is_exact else agreement)
 
 
 MODES: dict[str, dict[str, Any]] = {

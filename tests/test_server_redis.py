@@ -148,7 +148,5 @@ def test_only_responses_go_to_redis(model: Path, redis: Redis) -> None:
             assert server.post("/v1/chat/completions", asked).status == 200
         assert redis.keys() == []
         id = make(server)
-        assert [key for key in redis.keys() if id not in key] == []
-    with ServerProcess(model, "--redis-url", redis.url, "--redis-kv-ttl", 60, waits=False) as refused:
-        assert refused.process.wait(HANG_S) == 2
-        refused.wait_for("--redis-kv-ttl")
+        found = redis.keys()
+        assert found and all(id in key for key in found)

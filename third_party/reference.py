@@ -50,7 +50,8 @@ def make(recipe: Recipe, jobs: int) -> Path:
 def _compile(recipe: Recipe, llama: Path, folder: Path, jobs: int) -> None:
     work = cache.root() / "build" / f"reference-{folder.parent.name}"
     tree = work / "tree"
-    paths = {**recipe.path_options(work / "stubs"), "CMAKE_CXX_FLAGS": f"-include {TILES}"}
+    flags = f'{os.environ.get("CXXFLAGS", "")} -include "{TILES}"'
+    paths = {**recipe.path_options(work / "stubs"), "CMAKE_CXX_FLAGS": flags}
     cmake.configure(recipe.tools, llama, tree, {**recipe.reference_options(), **paths})
     cmake.build(recipe.tools, tree, list(TARGETS), jobs, "building llama.cpp's programs")
     with cache.filling(folder) as temporary:

@@ -1,3 +1,5 @@
+// The nodes that begin at one are tried against each kind of run: attention, experts, products, routers.
+
 #include "fuse.h"
 
 #include "fuse_attention.h"

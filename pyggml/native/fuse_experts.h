@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-// Wanted of one token; of several ggml's kernels were faster, see fuse_parts.h.
+// For any number of tokens up to the limit; which are wanted says fuse_parts.h.
 bool pg_match_experts(pg_fuse_run * r, pg_fused_experts * out);
 
 #ifdef __cplusplus

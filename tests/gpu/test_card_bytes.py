@@ -1,4 +1,4 @@
-"""What cards hold against the plan, for tiny models and a layer of a large one's shape. Needs CUDA devices."""
+"""What cards hold against the plan, for tiny models and a few layers of large ones. Needs CUDA devices."""
 
 from __future__ import annotations
 

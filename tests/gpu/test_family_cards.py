@@ -125,6 +125,7 @@ def test_recorded_decoding_gives_the_answers_of_steps_by_step_scoring(arch: str,
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     with opened(path, CARDS[:1], "f16") as llm:
         (answer,) = llm.generate([list(PROMPT)], **asked)
+    with opened(path, CARDS[:1], "f16", cuda_graphs=False) as llm:
         rows = llm.score([*PROMPT, *answer.ids], logits=True, chunk=1)[len(PROMPT) - 1 : -1]
         rows[:, sorted(llm.model.tokenizer.stop_ids)] = rows.min()  # ignore_eos never takes them
     best = np.sort(rows, axis=-1)

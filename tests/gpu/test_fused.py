@@ -127,6 +127,8 @@ def check(
         assert np.any(theirs[name])
         if apart <= 1e-6:
             continue
+        # ggml's kernels for up to 8 columns round as ours do; Q4_1 and experts add rounded sums in another order.
+        assert case.n > 8 or apart <= 5e-6
         exact = exact or exact_results(case, inputs)
         our_error, their_error = nmse(ours[name], exact[name]), nmse(theirs[name], exact[name])
         print(f"{case} {name}: from exact ours {our_error:.1e}, ggml's {their_error:.1e}")
