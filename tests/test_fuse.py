@@ -266,7 +266,9 @@ def test_a_layer_has_no_node_between_heads_attention_and_output() -> None:
     ]
 
 
-@pytest.mark.parametrize(("setting", "is_on"), [(None, True), ("", True), ("0", False), ("all", True), ("router,early", True)])
+@pytest.mark.parametrize(
+    ("setting", "is_on"), [(None, True), ("", True), ("0", False), ("all", True), ("router,early", True)]
+)
 def test_whether_any_are_taken(setting: str | None, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYGGML_FUSED")
     if setting is not None:
