@@ -55,9 +55,11 @@ def test_logits_equal_llama_cpp(name: str, case: StoredReal, files: dict[str, Pa
     except AssertionError:
         if case.weights == "F32" or not HAS_TILES:
             raise
+        # Of 128 best tokens llama.cpp changes 8 to 14 itself for a rounding: twice as many is two deviations more.
+        agreement = 1 - 2 * max(0.06, own_flips(case))
         with plain_layouts():
-            check(path, case, agreement=1 - 1.5 * max(0.06, own_flips(case)))
-        check(path, case, slack=10, agreement=1 - 1.5 * max(0.06, own_flips(case)))
+            check(path, case, agreement=agreement)
+        check(path, case, slack=10, agreement=agreement)
 
 
 def check(path: Path, case: StoredReal, slack: int = 1, agreement: float = 0.9) -> None:
