@@ -1,10 +1,9 @@
 """Our kernels beside ggml's, shape by shape: microseconds, GB/s and the part of the copy bandwidth.
 
-python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,2,4,8,16] [--models llama-8b,llama-8b/2,attention]
+python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,2,4,8,16] [--models llama-8b,llama-8b/2,qwen3-30b-a3b]
 
 Each row is one part of a decode step, captured in a CUDA graph over so many copies of its weights that no cache holds
-them: norm, products and what follows, or attention over a float16 cache. Weights are random bytes; only times are
-looked at. Needs one CUDA device.
+them: norm, products and what follows. Weights are random bytes; only times are looked at. Needs one CUDA device.
 """
 
 from __future__ import annotations
@@ -92,28 +91,6 @@ class ExpertPart:
         g.output("kept", x + 1.0)
 
 
-@dataclass(frozen=True)
-class AttentionPart:
-    """Of tokens of one sequence that see a whole window of a cache of float16. The time does not depend on numbers."""
-
-    name: str
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_kv: int
-
-    def n_bytes(self, kind: str) -> int:
-        return size_of(2 * self.n_kv * self.n_head_kv * self.head_dim, kind)
-
-    def build(self, g: gg.Graph, kind: str, n: int, n_copies: int) -> None:
-        q = g.input("q", (1, n, self.n_head, self.head_dim)).permute(0, 2, 1, 3)
-        mask = g.input("mask", (1, 1, n, self.n_kv), "f16")
-        shape = (1, self.n_kv, self.n_head_kv, self.head_dim)
-        for i in range(n_copies):
-            k, v = (g.state(f"{name}{i}", shape, kind).permute(0, 2, 1, 3) for name in "kv")
-            g.output(f"y{i}", gg.flash_attn(q, k, v, mask, scale=self.head_dim**-0.5))
-
-
 def size_of(n_weights: int, kind: str) -> int:
     dtype = gg.dtype(kind)
     return n_weights // dtype.block_size * dtype.type_size
@@ -137,7 +114,7 @@ def layer(n_embd: int, n_qkv: int, n_heads: int, n_ff: int, n_ranks: int) -> lis
     ]
 
 
-MODELS: dict[str, list[Part | ExpertPart | AttentionPart]] = {
+MODELS: dict[str, list[Part | ExpertPart]] = {
     "llama-8b": [*layer(4096, 6144, 4096, 14336, 1), Part("norm + head", 128256, 4096, is_normed=True)],
     "llama-8b/2": [*layer(4096, 6144, 4096, 14336, 2), Part("norm + head", 64128, 4096, is_normed=True)],
     "qwen3-30b-a3b": [
@@ -152,16 +129,6 @@ MODELS: dict[str, list[Part | ExpertPart | AttentionPart]] = {
         ExpertPart("experts, 512 of each", 2048, 512, 8),
         ExpertPart("experts, 256 of each", 2048, 256, 8),
         ExpertPart("4 whole experts", 2048, 768, 4),
-    ],
-    "attention": [
-        AttentionPart(f"{name}, window {n_kv}", n_head, n_head_kv, head_dim, n_kv)
-        for name, n_head, n_head_kv, head_dim in (
-            ("llama-8b", 32, 8, 128),
-            ("llama-8b/2", 16, 4, 128),
-            ("qwen3-30b-a3b", 32, 4, 128),
-            ("gemma3-4b", 8, 4, 256),
-        )
-        for n_kv in (256, 4096, 32768)
     ],
 }
 
@@ -200,7 +167,7 @@ def fused_runs(g: gg.Graph) -> list[object]:
     return runs
 
 
-def compare(backend: gg.Backend, part: Part | ExpertPart | AttentionPart, kind: str, n: int) -> tuple[float, float]:
+def compare(backend: gg.Backend, part: Part | ExpertPart, kind: str, n: int) -> tuple[float, float]:
     """Microseconds of ggml's kernels and of ours."""
     api, text = cuda_api(), why()
     assert api is not None
@@ -250,7 +217,7 @@ def main() -> None:
         print("| model | type | columns | part | MB | ggml us | ours us | ratio | GB/s | of copy |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         for model in options.models.split(","):
-            for kind in ["f16"] if model == "attention" else options.types.split(","):
+            for kind in options.types.split(","):
                 for n in map(int, options.columns.split(",")):
                     for part in MODELS[model]:
                         theirs, ours = compare(backend, part, kind, n)

@@ -18,7 +18,7 @@ from .errors import BuildError, DeviceError
 MODULE = LIBRARY_DIR / "libpyggml-cuda.so"
 WHY_BYTES = 400
 # As in native/fuse_parts.h.
-KERNELS = ("products", "columns", "types", "experts", "experts-columns", "router", "attention", "early")
+KERNELS = ("products", "columns", "types", "experts", "experts-columns", "router")
 
 
 @functools.cache

@@ -28,5 +28,6 @@ def check_bytes(path: Path, **options: Any) -> None:
         for real, paper in zip(llm.plan, planned, strict=True):
             assert real.weights_bytes + real.mapped_bytes == pytest.approx(paper.weights_bytes, rel=0.02)
             assert real.cache_bytes == pytest.approx(paper.cache_bytes, rel=0.02)
-            assert real.compute_bytes <= 1.1 * paper.compute_bytes
+            sizes = f"results {real.compute_bytes} of {paper.compute_bytes} bytes planned"
+            assert real.compute_bytes <= 1.1 * paper.compute_bytes, sizes
             assert [getattr(real, name) for name in ALIKE] == [getattr(paper, name) for name in ALIKE]

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from attention_graphs import AttentionCase, build_attention, cached
-from fused_graphs import Case, build, matches, matrix, norm, op_name
+from fused_graphs import Case, build, matches, norm
 from graphs import cpu, random
 
 import pyggml as gg
@@ -151,55 +150,6 @@ def test_the_environment_switches_all_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert taken(Case("normed")) == []
 
 
-ATTENTION = [
-    AttentionCase(),
-    *(AttentionCase(head_dim=d) for d in (80, 96, 112, 128, 256)),
-    AttentionCase(n_head=7, n_head_kv=1, n=8, n_seq=3),
-    *(AttentionCase(kind=kind) for kind in ("bare", "softcap", "sinks", "window-softcap-sinks")),
-]
-OTHER_ATTENTION = [
-    AttentionCase(n=9),
-    AttentionCase(head_dim=32),
-    AttentionCase(head_dim=72),
-    AttentionCase(kind="alibi"),
-    AttentionCase(cache="q8_0"),
-    AttentionCase(cache="f32"),
-]
-
-
-@pytest.mark.parametrize("case", ATTENTION, ids=str)
-def test_attention_is_a_run_with_the_views_around_it(case: AttentionCase) -> None:
-    with gg.Graph(cpu()) as g:
-        build_attention(g, case)
-        g.build()
-        (found,) = matches(g)
-        assert found[0] == g.n_nodes and op_name(found[1].attention) == "FLASH_ATTN_EXT"
-
-
-@pytest.mark.parametrize("case", OTHER_ATTENTION, ids=str)
-def test_other_attention_stays_with_ggml(case: AttentionCase) -> None:
-    with gg.Graph(cpu()) as g:
-        build_attention(g, case)
-        g.build()
-        assert all(fused is None for _, fused in matches(g))
-
-
-@pytest.mark.parametrize(
-    ("setting", "is_taken"),
-    [(None, False), ("1", False), ("0", False), ("products", False), ("products,attention", True), ("all", True)],
-)
-def test_attention_is_taken_only_where_it_is_named(
-    setting: str | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYGGML_FUSED")
-    if setting is not None:
-        monkeypatch.setenv("PYGGML_FUSED", setting)
-    with gg.Graph(cpu()) as g:
-        build_attention(g, AttentionCase())
-        g.build()
-        assert all((fused is not None) == is_taken for _, fused in matches(g))
-
-
 @pytest.mark.parametrize(
     ("setting", "case", "is_taken"),
     [
@@ -219,55 +169,8 @@ def test_the_environment_names_what_is_taken(
     assert bool(taken(case)) == is_taken
 
 
-def test_a_run_of_attention_sees_its_window_move() -> None:
-    """It holds the node, whose operands are changed in place."""
-    case = AttentionCase(n_kv=256)
-    with gg.Graph(cpu()) as g:
-        build_attention(g, case)
-        g.build()
-        ((_, fused),) = matches(g)
-        k = fused.attention.src[1]
-        start = int(ffi.cast("size_t", k.data))
-        g.move(0, 128)
-        assert (k.ne[1], fused.attention.src[3].ne[0]) == (128, 128)
-        g.move(1, 128)
-        assert int(ffi.cast("size_t", k.data)) - start == (256 + 32) * 2 * 64 * 2
-
-
-def test_a_layer_has_no_node_between_heads_attention_and_output() -> None:
-    """So each of our launches may start while the one before runs."""
-    case = AttentionCase(n_kv=32)
-    with gg.Graph(cpu()) as g:
-        x = norm(g, g.input("x", (1, 256)))
-        positions, rows = g.input("positions", (1,), "i32"), g.input("rows", (1,), "i64")
-        q, k = (
-            gg.rope(gg.mul_mat(matrix(g, n * 64, 256, "q8_0", n), x).reshape(1, n, 64), positions, n_dims=64)
-            for n in (4, 2)
-        )
-        v = gg.mul_mat(matrix(g, 128, 256, "q8_0", 5), x)
-        tables = [
-            gg.set_rows(g.state(name, (64, 128), "f16"), part.reshape(1, -1), rows)
-            for name, part in (("k", k), ("v", v))
-        ]
-        mask = g.input("mask", (1, 1, 1, 32), "f16")
-        seen = gg.flash_attn(
-            q.reshape(1, 1, 4, 64).permute(0, 2, 1, 3),
-            *(cached(g, t, case, 64) for t in tables),
-            mask,
-            scale=0.125,
-        )
-        g.output("y", gg.mul_mat(matrix(g, 256, 256, "q8_0", 6), seen.reshape(1, -1)))
-        g.build()
-        runs = [fused for _, fused in matches(g)]
-    assert [None if r is None else (r.has_heads, bool(r.attention)) for r in runs] == [
-        (True, False),
-        (False, True),
-        (False, False),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("setting", "is_on"), [(None, True), ("", True), ("0", False), ("all", True), ("router,early", True)]
+    ("setting", "is_on"), [(None, True), ("", True), ("0", False), ("all", True), ("types,router", True)]
 )
 def test_whether_any_are_taken(setting: str | None, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYGGML_FUSED")
@@ -276,7 +179,7 @@ def test_whether_any_are_taken(setting: str | None, is_on: bool, monkeypatch: py
     assert are_kernels_on() == is_on
 
 
-@pytest.mark.parametrize("setting", ["on", "products, columns", "attnetion"])
+@pytest.mark.parametrize("setting", ["on", "products, columns", "routers"])
 def test_unknown_kernels_are_refused_by_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGGML_FUSED", setting)
     with pytest.raises(gg.DeviceError, match=f"PYGGML_FUSED={setting}: no kernels are called .*products, columns"):

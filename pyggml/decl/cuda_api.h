@@ -7,7 +7,7 @@ typedef struct {
     void (*abort)(void *self);
     void (*free)(void *self);
     bool can_capture;
-    bool starts_early;
+    bool can_add;
 } pg_transport;
 typedef struct {
     void *self;
@@ -21,11 +21,12 @@ void pg_group_add_transport(pg_group *group, const pg_transport *transport, int6
 void pg_group_clear_transports(pg_group *group);
 
 typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
-typedef struct {
-    int n_nodes; bool has_heads; bool is_experts; const struct ggml_tensor *attention; bool is_before_ours;
-    pg_fused_products products; ...;
-} pg_fused;
+typedef struct { int n_nodes; bool has_heads; bool is_experts; pg_fused_products products; ...; } pg_fused;
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
+typedef struct { int first, stop; bool is_fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
+typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; } pg_pieces;
+bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum);
+void pg_pieces_free(pg_pieces *pieces);
 
 #define PGC_ABI ...
 #define PGC_CHOOSE_K ...
@@ -55,5 +56,5 @@ typedef struct {
     void (*graph_free)(pgc_graph *graph);
     bool (*can_fuse)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused *fused, ggml_backend_t backend, char *why, size_t why_size);
-    void (*sum_before_ours)(bool is_so);
+    void (*sum_with)(const struct ggml_tensor *addend, struct ggml_tensor *out);
 } pgc_api;

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 8
+#define PGC_ABI 9
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -87,8 +87,9 @@ typedef struct {
     bool (*can_fuse)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused * fused, ggml_backend_t backend, char * why, size_t why_size);
 
-    // Whether a sum that the calling thread launches now is followed by fuse_launch, which then may start during it.
-    void (*sum_before_ours)(bool is_so);
+    // The next sum that the calling thread launches by a transport that can add puts the sum of all ranks plus `addend` into
+    // `out` in place of its tensor; all three are F32 of one size, at multiples of 16 bytes. NULL twice takes it back.
+    void (*sum_with)(const struct ggml_tensor * addend, struct ggml_tensor * out);
 } pgc_api;
 
 #ifdef __cplusplus

@@ -1,8 +1,7 @@
-// The nodes that begin at one are tried against each kind of run: attention, experts, products, routers.
+// The nodes that begin at one are tried against each kind of run: experts, products, routers.
 
 #include "fuse.h"
 
-#include "fuse_attention.h"
 #include "fuse_experts.h"
 #include "fuse_parts.h"
 #include "fuse_products.h"
@@ -16,11 +15,6 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
     const pg_fuse_run start = { .graph = graph, .first = first, .at = first, .stop = stop };
     pg_fuse_run r = start;
     memset(out, 0, sizeof(*out));
-    if (pg_fuse_takes("attention") && pg_match_attention(&r, out)) {
-        out->n_nodes = r.at - first;
-        return out->n_nodes;
-    }
-    r = start;
     if (pg_is_free(graph->nodes[first])) {
         return 0;
     }

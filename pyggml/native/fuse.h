@@ -12,7 +12,7 @@ extern "C" {
 
 #define PG_FUSED_MAX_PRODUCTS 3
 #define PG_FUSED_MAX_COLUMNS 16
-#define PG_FUSED_MAX_TOKENS 8    // of routers and experts, and of each sequence in attention
+#define PG_FUSED_MAX_TOKENS 8    // of routers and experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
@@ -65,16 +65,11 @@ typedef struct {
     const struct ggml_tensor * out;
 } pg_fused_experts;
 
-// Products, with heads or not, or experts, or attention.
+// Products, with heads or not, or experts.
 typedef struct {
     int n_nodes;
     bool has_heads;
     bool is_experts;
-    // FLASH_ATTN_EXT: then the run is this alone, without products and heads.
-    const struct ggml_tensor * attention;
-    // Whether a launch of ours comes next, which may start while this one still runs. ggml's attention, started so, was seen
-    // to read rows of the cache before they were written; ours waits before it reads.
-    bool is_before_ours;
     pg_fused_products products;
     pg_fused_heads heads;
     pg_fused_experts experts;

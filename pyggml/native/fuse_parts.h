@@ -10,8 +10,6 @@
 // types     products of types that were not measured
 // experts   chosen by one token; experts-columns: by each of 2 to 8 tokens
 // router    norm and the product that rates experts
-// attention of up to 8 tokens
-// early     products that start while the sum before them is still pushed
 #define PG_FUSED_USUAL "products,columns,experts,router"  // measured to be faster on an H200
 
 // PYGGML_FUSED in the environment: names with commas, `all`, or 0 for none; the usual ones if it is not set, or 1.

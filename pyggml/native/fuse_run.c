@@ -43,6 +43,15 @@ bool pg_is_plain(const struct ggml_tensor * t) {
     return t && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) && (size_t) t->data % 16 == 0;
 }
 
+bool pg_is_read_once(const struct ggml_cgraph * graph, const struct ggml_tensor * node) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->nodes[i] == node) {
+            return ggml_node_get_use_count(graph, i) == 1 && !(node->flags & GGML_TENSOR_FLAG_OUTPUT) && !node->view_src;
+        }
+    }
+    return false;
+}
+
 bool pg_fuse_has(const pg_fuse_run * r, const struct ggml_tensor * t) {
     for (int i = r->first; i < r->at; i++) {
         if (r->graph->nodes[i] == t) {

@@ -33,6 +33,9 @@ const struct ggml_tensor * pg_fuse_take(pg_fuse_run * r, enum ggml_op op);
 // Says that `t` will be written, so that others may read it.
 void pg_fuse_write(pg_fuse_run * r, const struct ggml_tensor * t);
 
+// Whether one node reads a node's result, itself and not a view of it, and the graph's user does not.
+bool pg_is_read_once(const struct ggml_cgraph * graph, const struct ggml_tensor * node);
+
 bool pg_fuse_has(const pg_fuse_run * r, const struct ggml_tensor * t);
 bool pg_fuse_is_closed(const pg_fuse_run * r);
 

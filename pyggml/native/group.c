@@ -117,9 +117,9 @@ bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct gg
     return transport && transport->can_capture;
 }
 
-bool pg_group_starts_early(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor) {
-    const pg_transport * transport = op == PG_ALL_REDUCE ? transport_for(group, tensor) : NULL;
-    return transport && transport->starts_early;
+bool pg_group_can_add(const pg_group * group, const struct ggml_tensor * tensor) {
+    const pg_transport * transport = transport_for(group, tensor);
+    return transport && transport->can_add;
 }
 
 static int sum(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {

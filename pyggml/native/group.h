@@ -28,7 +28,7 @@ typedef struct {
     void (*abort)(void * self);
     void (*free)(void * self);
     bool can_capture;  // all_reduce only launches, so that a stream that is recorded takes it
-    bool starts_early;  // its launches may start before earlier ones have ended: they wait for what those write
+    bool can_add;  // to the sum, what pgc_api::sum_with names
 } pg_transport;
 
 // Messages in flight between two ranks.
@@ -70,7 +70,7 @@ int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend);
 
 // Whether a step only launches work on the rank's own device.
 bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor);
-bool pg_group_starts_early(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor);
+bool pg_group_can_add(const pg_group * group, const struct ggml_tensor * tensor);
 
 // Waits until all ranks are here; PG_OK or a fault.
 int pg_group_meet(pg_group * group, int rank, const char * what);

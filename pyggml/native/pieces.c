@@ -1,5 +1,7 @@
 #include "pieces.h"
 
+#include "fuse_run.h"
+
 #include "ggml-impl.h"
 
 #include <stdlib.h>
@@ -31,16 +33,33 @@ static bool add_plain(pg_pieces * pieces, int first, int stop) {
     return piece != NULL;
 }
 
-static void tell_followers(pg_pieces * pieces, int first_piece) {
-    for (int i = first_piece; i + 1 < pieces->n; i++) {
-        pieces->items[i].fused.is_before_ours = pieces->items[i].is_fused && pieces->items[i + 1].is_fused;
+// The node after an addition to `sum` that the ranks' sum itself can make, or `first`; `piece` takes what it is.
+static int take_addition(const pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum, pg_piece * piece) {
+    pg_fuse_run run = { .graph = pieces->graph, .first = first, .at = first, .stop = stop };
+    const struct ggml_tensor * add = sum ? pg_fuse_take(&run, GGML_OP_ADD) : NULL;
+    if (!add || (add->src[0] != sum && add->src[1] != sum) || add->src[0] == add->src[1]) {
+        return first;
     }
+    const struct ggml_tensor * addend = add->src[add->src[0] == sum];
+    const bool is_plain = pg_is_plain(sum) && pg_is_plain(addend) && pg_is_plain(add);
+    if (!is_plain || !ggml_are_same_shape(sum, addend) || !pg_is_read_once(pieces->graph, sum)) {
+        return first;
+    }
+    *piece = (pg_piece) { .first = first, .stop = run.at, .total = pieces->graph->nodes[run.at - 1], .addend = addend };
+    return run.at;
 }
 
-bool pg_pieces_add(pg_pieces * pieces, int first, int stop) {
-    const int first_piece = pieces->n;
-    int plain = first;
-    for (int i = first; i < stop;) {
+bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum) {
+    pg_piece addition;
+    int plain = take_addition(pieces, first, stop, sum, &addition);
+    if (plain > first) {
+        pg_piece * piece = next(pieces);
+        if (!piece) {
+            return false;
+        }
+        *piece = addition;
+    }
+    for (int i = plain; i < stop;) {
         pg_fused fused;
         const int n = pg_fuse_match(pieces->graph, i, stop, &fused);
         if (n == 0) {
@@ -57,11 +76,7 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop) {
         piece->fused = fused;
         plain = i += n;
     }
-    if (!add_plain(pieces, plain, stop)) {
-        return false;
-    }
-    tell_followers(pieces, first_piece);
-    return true;
+    return add_plain(pieces, plain, stop);
 }
 
 void pg_pieces_free(pg_pieces * pieces) {
@@ -77,8 +92,7 @@ int pg_pieces_n_fused(const pg_pieces * pieces) {
     return n;
 }
 
-int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, bool is_before_ours, const pgc_api * api,
-                     ggml_backend_t backend) {
+int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend) {
     for (int i = first; i < stop; i++) {
         pg_piece * piece = &pieces->items[i];
         if (!piece->is_fused) {
@@ -90,9 +104,7 @@ int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, bool is_befo
             continue;
         }
         char why[200];
-        pg_fused fused = piece->fused;
-        fused.is_before_ours |= is_before_ours && i == stop - 1;
-        if (!api->fuse_launch(&fused, backend, why, sizeof(why))) {
+        if (!api->fuse_launch(&piece->fused, backend, why, sizeof(why))) {
             GGML_LOG_ERROR("%s\n", why);
             return GGML_STATUS_FAILED;
         }

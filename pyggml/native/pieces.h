@@ -12,6 +12,8 @@ typedef struct {
     int first, stop;
     bool is_fused;  // else ggml computes the nodes
     pg_fused fused;
+    struct ggml_tensor * total;  // of a sum over ranks and addend, which the sum may compute in place of the piece
+    const struct ggml_tensor * addend;
 } pg_piece;
 
 typedef struct {
@@ -20,14 +22,14 @@ typedef struct {
     int n, max;
 } pg_pieces;
 
-// Appends the pieces of nodes first to stop - 1; false without host memory.
-bool pg_pieces_add(pg_pieces * pieces, int first, int stop);
+// Appends the pieces of nodes first to stop - 1; false without host memory. Where the first that computes something adds to
+// `sum` (the tensor that ranks have just summed, or NULL), and nothing else reads it, it is a piece of its own with a total.
+bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum);
 void pg_pieces_free(pg_pieces * pieces);
 int pg_pieces_n_fused(const pg_pieces * pieces);
 
-// Launches pieces first to stop - 1 in turn; a ggml_status. With is_before_ours a launch of ours follows the last.
-int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, bool is_before_ours, const pgc_api * api,
-                     ggml_backend_t backend);
+// Launches pieces first to stop - 1 in turn; a ggml_status.
+int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend);
 
 #ifdef __cplusplus
 }

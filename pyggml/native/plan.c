@@ -175,7 +175,8 @@ void pg_plan_join(pg_plan * plan, pg_group * group, int rank) {
     plan->rank = rank;
 }
 
-static int compute(pg_plan * plan, int i) {
+// With is_begun the sum before the segment has computed its first piece.
+static int compute(pg_plan * plan, int i, bool is_begun) {
     struct ggml_cgraph * segment = &plan->segments[i];
     if (segment->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
@@ -184,10 +185,8 @@ static int compute(pg_plan * plan, int i) {
     if (is_serial) {
         pg_group_lock(plan->group, true);
     }
-    const pg_step * next = i < plan->n_steps ? &plan->steps[i] : NULL;
-    const bool is_before_ours = next && plan->group && pg_group_starts_early(plan->group, (enum pg_op) next->op, next->tensor);
     const int status = plan->first_piece ?
-        pg_pieces_launch(&plan->pieces, plan->first_piece[i], plan->first_piece[i + 1], is_before_ours, plan->api, plan->backend) :
+        pg_pieces_launch(&plan->pieces, plan->first_piece[i] + is_begun, plan->first_piece[i + 1], plan->api, plan->backend) :
         (int) ggml_backend_graph_compute_async(plan->backend, segment);
     if (is_serial) {
         ggml_backend_synchronize(plan->backend);
@@ -233,13 +232,29 @@ static bool is_own_step(const pg_step * step) {
     return step->op == PG_CHOOSE || step->op == PG_MASK;
 }
 
-// Whether the segment after step i begins with a launch of ours.
-static bool is_before_ours(const pg_plan * plan, int i) {
+// What follows sum i and can be computed by it, or NULL.
+static const pg_piece * addition_of(const pg_plan * plan, int i) {
     const int * first = plan->first_piece;
-    return first && first[i + 1] < first[i + 2] && plan->pieces.items[first[i + 1]].is_fused;
+    const pg_piece * piece = first && first[i + 1] < first[i + 2] ? &plan->pieces.items[first[i + 1]] : NULL;
+    return piece && piece->total && pg_group_can_add(plan->group, plan->steps[i].tensor) ? piece : NULL;
 }
 
-static int take_step(pg_plan * plan, int i) {
+static int take_sum(pg_plan * plan, int i, bool * begins_next) {
+    const pg_piece * addition = addition_of(plan, i);
+    const pg_step * s = &plan->steps[i];
+    if (addition) {
+        plan->api->sum_with(addition->addend, addition->total);
+    }
+    const int fault = pg_group_step(plan->group, plan->rank, plan->backend, PG_ALL_REDUCE, s->tensor, NULL, 0);
+    if (addition) {
+        plan->api->sum_with(NULL, NULL);  // a group that has failed did not take it
+    }
+    *begins_next = addition != NULL;
+    return fault;
+}
+
+// With *begins_next the first piece of the next segment is done.
+static int take_step(pg_plan * plan, int i, bool * begins_next) {
     const pg_step * s = &plan->steps[i];
     if (is_own_step(s)) {
         char why[200];
@@ -251,14 +266,9 @@ static int take_step(pg_plan * plan, int i) {
         }
         return is_done ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
-    const bool lets_ours_start = s->op == PG_ALL_REDUCE && is_before_ours(plan, i);
-    if (lets_ours_start) {
-        plan->api->sum_before_ours(true);
-    }
-    const int fault = pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
-    if (lets_ours_start) {
-        plan->api->sum_before_ours(false);  // another transport may have taken it
-    }
+    const int fault = s->op == PG_ALL_REDUCE ?
+        take_sum(plan, i, begins_next) :
+        pg_group_step(plan->group, plan->rank, plan->backend, (enum pg_op) s->op, s->tensor, s->other, s->peer);
     if (!fault && pg_group_is_serial(plan->group)) {
         ggml_backend_synchronize(plan->backend);  // a sum that waits for its peers must not hold up their computing
     }
@@ -267,10 +277,12 @@ static int take_step(pg_plan * plan, int i) {
 
 // The segments `first` to `last` and the steps between them.
 static int walk(pg_plan * plan, int first, int last) {
+    bool is_begun = false;
     for (int i = first; i <= last; i++) {
-        int status = compute(plan, i);
+        int status = compute(plan, i, is_begun);
+        is_begun = false;
         if (status == GGML_STATUS_SUCCESS && i < last) {
-            status = take_step(plan, i);
+            status = take_step(plan, i, &is_begun);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -334,7 +346,9 @@ static int replay_steps(pg_plan * plan) {
             pg_group_count_reduces(plan->group, plan->rank, n_sums(plan, first, last));
         }
         if (status == GGML_STATUS_SUCCESS && last < plan->n_steps) {
-            status = take_step(plan, last);
+            bool begins_next = false;  // such a sum is recorded, and this one is not
+            status = take_step(plan, last, &begins_next);
+            GGML_ASSERT(!begins_next);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -366,7 +380,8 @@ bool pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
     for (int i = 0; i <= plan->n_steps && is_made; i++) {
         const int stop = start + plan->segments[i].n_nodes;
         plan->first_piece[i] = plan->pieces.n;
-        is_made = pg_pieces_add(&plan->pieces, start, stop);
+        const pg_step * before = i > 0 ? &plan->steps[i - 1] : NULL;
+        is_made = pg_pieces_add(&plan->pieces, start, stop, before && before->op == PG_ALL_REDUCE ? before->tensor : NULL);
         plan->first_piece[i + 1] = plan->pieces.n;
         start = stop;
     }

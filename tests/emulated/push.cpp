@@ -1,5 +1,6 @@
 // Runs the push kernel's own source on processors: `push TYPE N_RANKS N_SUMS MISSING_RANK`, -1 for none missing.
-// Sizes, grids, alignments and delays vary. Prints "right" or the first wrong sum; with a missing rank what
+// Sizes, grids, alignments and delays vary; every third sum adds something, and float numbers that fit travel as letters.
+// Prints "right" or the first wrong sum; with a missing rank what
 // each other rank reports: "error source sequence". `push TYPE narrow` rounds what comes on standard input.
 
 #include "push_kernel.cuh"
@@ -12,8 +13,8 @@
 #include <string>
 #include <vector>
 
-using kernel = void (*)(push_rank, void *, int, bool);
-constexpr int CAPACITY_BYTES = 256, MAX_ELEMENTS = 320, CONTROL_SIZE = 256;
+using kernel = void (*)(push_rank, push_sum);
+constexpr int CAPACITY_BYTES = 512, MAX_ELEMENTS = 320, CONTROL_SIZE = 256;
 
 static char * shared_memory(size_t size) {
     return static_cast<char *>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -42,22 +43,29 @@ struct world {
         push_all_reduce<7, NUMBER>,
         push_all_reduce<8, NUMBER>,
     };
+    static constexpr kernel LETTER_KERNELS[] = {
+        nullptr, nullptr, push_letters<2>, push_letters<3>, push_letters<4>, push_letters<5>, push_letters<6>, push_letters<7>, push_letters<8>,
+    };
+    static constexpr bool IS_F32 = sizeof(stored) == sizeof(float);
     int n_ranks;
     push_rank views[PUSH_MAX_RANKS] = {};
     stored * values[PUSH_MAX_RANKS];
+    int * n_letters = reinterpret_cast<int *>(shared_memory(sizeof(int) * PUSH_MAX_RANKS));  // sums of each rank
 
     world(int n, int n_sums, uint64_t deadline_ns) : n_ranks(n) {
         const size_t flags_size = (sizeof(uint64_t) * n * PUSH_MAX_BLOCKS + 15) / 16 * 16;
+        const size_t letters_size = 2 * n * sizeof(uint64_t) * PUSH_MAX_LETTERS;
         char * memory[PUSH_MAX_RANKS];
         for (int rank = 0; rank < n; rank++) {
-            memory[rank] = shared_memory(CONTROL_SIZE + flags_size + 2 * n * CAPACITY_BYTES);
-            values[rank] = reinterpret_cast<stored *>(shared_memory(sizeof(stored) * n_sums * MAX_ELEMENTS));
+            memory[rank] = shared_memory(CONTROL_SIZE + flags_size + letters_size + 2 * n * CAPACITY_BYTES);
+            values[rank] = reinterpret_cast<stored *>(shared_memory(sizeof(stored) * 3 * n_sums * MAX_ELEMENTS));
         }
         for (int rank = 0; rank < n; rank++) {
             push_rank & view = views[rank];
             for (int owner = 0; owner < n; owner++) {
                 view.flags[owner] = reinterpret_cast<uint64_t *>(memory[owner] + CONTROL_SIZE);
-                view.inbox[owner] = memory[owner] + CONTROL_SIZE + flags_size;
+                view.letters[owner] = reinterpret_cast<uint64_t *>(memory[owner] + CONTROL_SIZE + flags_size);
+                view.inbox[owner] = memory[owner] + CONTROL_SIZE + flags_size + letters_size;
             }
             view.control = reinterpret_cast<push_control *>(memory[rank]);
             view.words = reinterpret_cast<push_words *>(shared_memory(sizeof(push_words)));
@@ -67,11 +75,22 @@ struct world {
         }
     }
 
-    stored * tensor(int sum, int rank) const {  // aligned differently on each rank
-        return values[rank] + sum * MAX_ELEMENTS + (3 * rank + sum) % 8;
+    // What is summed, what is added and the result lie one behind the other, every second time aligned differently on each rank.
+    stored * tensor(int sum, int rank, int which = 0) const {
+        return values[rank] + (3 * sum + which) * MAX_ELEMENTS + (sum % 2 ? (3 * rank + sum + which) % 8 : 0);
     }
 
-    void launch(int rank, stored * x, int n, int n_blocks) const {
+    static bool has_addend(int sum) { return IS_F32 && sum % 3 == 0; }
+
+    stored * result(int sum, int rank) const { return tensor(sum, rank, has_addend(sum) ? 2 : 0); }
+
+    static float addend(int sum, int i) { return has_addend(sum) ? static_cast<float>((sum + 3 * i) % 17) / 16.0f : 0.0f; }
+
+    void launch(int rank, const push_sum & part, int n_more) const {
+        const int a_block = PUSH_N_THREADS * 16 / sizeof(stored);
+        const bool is_letter = IS_F32 && part.n <= PUSH_MAX_LETTERS && letter_blocks(part.n) <= PUSH_MAX_BLOCKS;
+        const int n = part.n, n_blocks = is_letter ? letter_blocks(n) : std::min((n + a_block - 1) / a_block + n_more, PUSH_MAX_BLOCKS);
+        n_letters[rank] += is_letter;
         gridDim.x = n_blocks;
         for (int block = 0; block < n_blocks; block++) {
             if (fork() != 0) {
@@ -82,9 +101,9 @@ struct world {
             block_meeting = new std::barrier<>(PUSH_N_THREADS);
             std::vector<std::thread> threads;
             for (int i = 0; i < PUSH_N_THREADS; i++) {
-                threads.emplace_back([this, rank, x, n, i] {
+                threads.emplace_back([this, rank, part, is_letter, i] {
                     threadIdx.x = i;
-                    KERNELS[n_ranks](views[rank], x, n, true);
+                    (is_letter ? LETTER_KERNELS : KERNELS)[n_ranks](views[rank], part);
                 });
             }
             for (std::thread & thread : threads) {
@@ -99,17 +118,20 @@ struct world {
     void run_rank(int rank, int n_sums) const {
         srand(rank + 77);
         for (int sum = 0; sum < n_sums; sum++) {
-            constexpr int a_launch = CAPACITY_BYTES / sizeof(stored), a_block = PUSH_N_THREADS * 16 / sizeof(stored);
+            constexpr int a_launch = CAPACITY_BYTES / sizeof(stored);
             stored * x = tensor(sum, rank);
+            auto * addends = reinterpret_cast<float *>(tensor(sum, rank, 1)), * out = reinterpret_cast<float *>(tensor(sum, rank, 2));
             const int n = n_elements_of(sum);
             for (int i = 0; i < n; i++) {
                 x[i] = summand<NUMBER>(sum, rank, i);
+                if (has_addend(sum)) {
+                    addends[i] = addend(sum, i);
+                }
             }
             for (int done = 0; done < n; done += a_launch) {
-                const int part = std::min(n - done, a_launch);
-                const int needed = (part + a_block - 1) / a_block;
                 usleep(rand() % 3 == 0 ? rand() % 2000 : 0);
-                launch(rank, x + done, part, std::min(needed + sum % 3, PUSH_MAX_BLOCKS));
+                const bool adds = has_addend(sum);
+                launch(rank, {x + done, adds ? addends + done : nullptr, adds ? out + done : nullptr, std::min(n - done, a_launch)}, sum % 3);
             }
         }
     }
@@ -138,9 +160,9 @@ static int run(int n_ranks, int n_sums, int missing) {
             for (int rank = 1; rank < n_ranks; rank++) {
                 total += NUMBER::widen(summand<NUMBER>(sum, rank, i));
             }
-            const float right = NUMBER::widen(NUMBER::narrow(total));
+            const float right = NUMBER::widen(NUMBER::narrow(total)) + all.addend(sum, i);
             for (int rank = 0; rank < n_ranks; rank++) {
-                const float found = NUMBER::widen(all.tensor(sum, rank)[i]);
+                const float found = NUMBER::widen(all.result(sum, rank)[i]);
                 if (found != right) {
                     printf("sum %d, rank %d, element %d: %g, right is %g\n", sum, rank, i, found, right);
                     return 1;
@@ -148,7 +170,9 @@ static int run(int n_ranks, int n_sums, int missing) {
             }
         }
     }
-    printf("%s", missing < 0 ? "right\n" : "");
+    if (missing < 0) {
+        printf("right%s\n", all.n_letters[0] > 0 ? ", some as letters" : "");
+    }
     return 0;
 }
 

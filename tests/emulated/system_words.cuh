@@ -99,6 +99,20 @@ inline uint64_t load_acquire(const uint64_t * word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+inline void store_two(uint64_t * words, uint64_t first, uint64_t second) {
+    if (rand() % 5 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(rand() % 300));
+    }
+    __atomic_store_n(words + 1, second, __ATOMIC_RELAXED);
+    __atomic_store_n(words, first, __ATOMIC_RELAXED);
+}
+
+inline void load_two(const uint64_t * words, uint64_t (&to)[2]) {
+    std::this_thread::yield();
+    to[0] = __atomic_load_n(words, __ATOMIC_RELAXED);
+    to[1] = __atomic_load_n(words + 1, __ATOMIC_RELAXED);
+}
+
 inline uint64_t now_ns() {
     return std::chrono::steady_clock::now().time_since_epoch().count();
 }

@@ -25,12 +25,10 @@
 
 struct alignas(8) int2 { int x, y; };
 struct alignas(8) float2 { float x, y; };
-struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(2) char2 { signed char x, y; };
 static inline int2 make_int2(int x, int y) { return {x, y}; }
-static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -145,15 +143,6 @@ template <class T>
 static T __shfl_xor_sync(unsigned, T v, int offset) {
     return from_lane(v, [offset](int lane) { return lane ^ offset; });
 }
-
-static inline unsigned __ballot_sync(unsigned, bool v) {
-    unsigned all = 0;
-    for (int lane = 0; lane < WARP; lane++) {
-        all |= static_cast<unsigned>(from_lane(v, [lane](int) { return lane; })) << lane;
-    }
-    return all;
-}
-static inline int __ffs(int v) { return __builtin_ffs(v); }
 
 static inline void __syncwarp() { meet(fibers.warps[fibers.current / WARP], WARP); }
 static inline void __syncthreads() { meet(fibers.whole, static_cast<int>(blockDim.x)); }

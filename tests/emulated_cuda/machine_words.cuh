@@ -2,7 +2,6 @@
 // must be there, and what they write over must be of no more use.
 #pragma once
 
-#include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
 struct late_copy {
@@ -10,7 +9,6 @@ struct late_copy {
     const char * from;
 };
 inline std::vector<late_copy> late_copies[MAX_THREADS];
-inline std::vector<std::vector<late_copy>> copy_groups[MAX_THREADS];
 inline long n_copies = 0;
 inline std::vector<std::pair<uint32_t, std::vector<late_copy>>> arriving[MAX_THREADS];
 
@@ -28,17 +26,6 @@ static inline void copy_16(uint32_t to, const char * from) {
 static inline void make_copies(const std::vector<late_copy> & copies) {
     for (const late_copy & copy : copies) {
         std::memcpy(memory + copy.to, copy.from, 16);
-    }
-}
-static inline void commit_copies() {
-    copy_groups[fibers.current].push_back(std::move(late_copies[fibers.current]));
-    late_copies[fibers.current].clear();
-}
-template <int N>
-static void wait_copies() {
-    auto & mine = copy_groups[fibers.current];
-    for (; mine.size() > N; mine.erase(mine.begin())) {
-        make_copies(mine.front());
     }
 }
 static inline void copies_arrive(uint32_t barrier) {
@@ -108,25 +95,5 @@ static inline void load_matrices(uint32_t address, uint32_t r[4]) {
     for (int m = 0; m < 4; m++) {
         const uint32_t row = from_lane(address, [m](int l) { return 8 * m + l / 4; });
         std::memcpy(&r[m], memory + row + 4 * (lane % 4), 4);
-    }
-}
-static inline void load_transposed(uint32_t address, uint32_t r[4]) {
-    const int lane = threadIdx.x % WARP;
-    for (int m = 0; m < 4; m++) {
-        for (int half = 0; half < 2; half++) {
-            const uint32_t row = from_lane(address, [m, half](int l) { return 8 * m + 2 * (l % 4) + half; });
-            std::memcpy(reinterpret_cast<char *>(&r[m]) + 2 * half, memory + row + 2 * (lane / 4), 2);
-        }
-    }
-}
-static inline void multiply_halves(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const std::vector<fragment> all = gather({{a[0], a[1], a[2], a[3]}, {static_cast<int>(b0), static_cast<int>(b1)}});
-    const auto half = [](uint32_t word, int i) { return __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16 * i))); };
-    for (int i = 0; i < 4; i++) {
-        for (int k = 0; k < 16; k++) {
-            const int other = k % 8 / 2, word = k / 8;
-            c[i] += half(all[4 * g + other].a[i / 2 + 2 * word], k % 2) * half(static_cast<uint32_t>(all[4 * (2 * t + i % 2) + other].b[word]), k % 2);
-        }
     }
 }

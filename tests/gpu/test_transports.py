@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,33 @@ def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group:
                 assert ok, f"{n_elements} at {offset}: {ffi.string(reason).decode()}"
     finally:
         made.free(made.self)
+
+
+@pytest.mark.parametrize("n", [4, 4096, 65535, 65536, 300001])
+def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, group: gg.Group) -> None:
+    links = links_of(group)
+    links.open("push")
+    made = links.take("push")
+    x, addend = (RNG.standard_normal((2, 1, n)).astype(np.float32) for _ in range(2))
+    graphs = [gg.Graph(backend) for backend in group.backends]
+    tensors = [[g.weight(table) for table in (x[i], addend[i], 0 * x[i])] for i, g in enumerate(graphs)]
+
+    def sum_up(rank: int) -> np.ndarray:
+        ours, added, out = (tensor.handle for tensor in tensors[rank])
+        links._api.sum_with(added, out)
+        assert made.all_reduce(made.self, rank, links._handles[rank], ours) == lib.PG_OK
+        assert made.poll(made.self, rank, links._handles[rank], 10.0) == lib.PG_OK
+        found = np.empty(n, np.float32)
+        lib.ggml_backend_tensor_get(out, ffi.from_buffer(found), 0, found.nbytes)
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(3):  # x and addend stay as they are
+            for rank, found in enumerate(threads.map(sum_up, range(2))):
+                assert np.array_equal(found, x[0, 0] + x[1, 0] + addend[rank, 0])
+    made.free(made.self)
+    for graph in graphs:
+        graph.close()
 
 
 @pytest.mark.parametrize("name", ["push", "nccl"])

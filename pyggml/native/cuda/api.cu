@@ -59,7 +59,7 @@ extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void)
     static const pgc_api api = {
         PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
-        can_fuse_on, fuse_launch, push_before_ours,
+        can_fuse_on, fuse_launch, push_with,
     };
     return &api;
 }

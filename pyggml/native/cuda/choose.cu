@@ -179,7 +179,9 @@ __global__ void best_of_stretch(const float * logits, int n_vocab, int64_t row_s
 }
 
 __global__ void best_of_row(const stretch_result * results, int n_stretches, int32_t * out) {
+    static_assert(MAX_STRETCHES <= N_THREADS, "a thread takes a stretch");
     __shared__ selection s;
+    __shared__ float sums[N_THREADS / 32];
     __shared__ unsigned long long chosen[K];
     constexpr int N = MAX_STRETCHES * K / N_THREADS;
     const stretch_result * row = results + static_cast<int64_t>(blockIdx.x) * n_stretches;
@@ -200,14 +202,13 @@ __global__ void best_of_row(const stretch_result * results, int n_stretches, int
     for (int shift = 56; shift >= 0; shift -= 8) {
         narrow(keys, threshold, shift, s);
     }
-    int n_valid = 0;
-    float max = -FLT_MAX;
-    bool has_nan = false;
-    for (int i = 0; i < n_stretches; i++) {
-        n_valid += row[i].n_found;
-        has_nan |= row[i].has_nan != 0;
-        max = row[i].n_found ? fmaxf(max, row[i].max) : max;
-    }
+    const bool has_stretch = int(threadIdx.x) < n_stretches;
+    const int n_own = has_stretch ? row[threadIdx.x].n_found : 0;
+    const float own_max = n_own ? row[threadIdx.x].max : -FLT_MAX, own_sum = n_own ? row[threadIdx.x].sum : 0;
+    const bool has_nan = __syncthreads_or(has_stretch && row[threadIdx.x].has_nan);
+    const int n_valid = static_cast<int>(reduced(static_cast<float>(n_own), false, sums));
+    const float max = reduced(own_max, true, sums);
+    const float sum = reduced(own_sum * expf(own_max - max), false, sums);
     for (int i = 0; i < N; i++) {
         if (keys[i] != 0 && (n_valid <= K || keys[i] >= threshold)) {
             chosen[atomicAdd(&s.n_taken, 1u)] = keys[i];
@@ -225,15 +226,8 @@ __global__ void best_of_row(const stretch_result * results, int n_stretches, int
         ids[rank] = static_cast<int32_t>(~static_cast<uint32_t>(own));
         values[rank] = value_of(static_cast<uint32_t>(own >> 32));
     }
+    const bool has_inf = __syncthreads_or(threadIdx.x < K && static_cast<uint32_t>(chosen[threadIdx.x % K] >> 32) == KEY_OF_INF);
     if (threadIdx.x == 0) {
-        float sum = 0;
-        bool has_inf = false;
-        for (int i = 0; i < n_stretches; i++) {
-            sum += row[i].n_found ? row[i].sum * expf(row[i].max - max) : 0;
-        }
-        for (int i = 0; i < K; i++) {
-            has_inf |= static_cast<uint32_t>(chosen[i] >> 32) == KEY_OF_INF;
-        }
         ids[2 * K] = has_nan ? PGC_CHOOSE_NAN : has_inf ? PGC_CHOOSE_INF : n_valid == 0 ? PGC_CHOOSE_NONE : min(n_valid, K);
         values[K + 1] = max + logf(sum);
     }

@@ -168,9 +168,7 @@ struct expert_kernel {
             load_values(held, p, 0, 0);
             ask();
         } else {
-            if (p.lets_next_start) {
-                let_next_start();
-            }
+            let_next_start();
             ask();
             wait_for_earlier();
             load_values(held, p, 0, 0);

@@ -1,5 +1,5 @@
 // Programmatic dependent launch: a kernel may start while the one before it still runs. It then may touch only
-// what no kernel writes (weights), until wait_for_earlier() says that all earlier kernels are done.
+// what no kernel writes (weights), until wait_for_earlier() says that all earlier kernels are done. ggml's kernels do so too.
 // Before compute capability 9.0 kernels start one after another and both do nothing.
 #pragma once
 
@@ -23,10 +23,10 @@ static inline bool can_start_early(const void * kernel) {
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
-// Launches a kernel, early where it can wait.
+// Launches a kernel: early where that is wanted and it can wait, or when all earlier ones are done.
 template <class... Arguments>
-static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                                   const Arguments &... arguments) {
+static cudaError_t launch_early_if(bool is_wanted, void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared,
+                                   cudaStream_t stream, const Arguments &... arguments) {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
@@ -36,6 +36,12 @@ static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = can_start_early(reinterpret_cast<const void *>(kernel)) ? 1 : 0;
+    config.numAttrs = is_wanted && can_start_early(reinterpret_cast<const void *>(kernel)) ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class... Arguments>
+static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                                   const Arguments &... arguments) {
+    return launch_early_if(true, kernel, grid, block, shared, stream, arguments...);
 }

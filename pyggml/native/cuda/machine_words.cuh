@@ -1,4 +1,4 @@
-// The machine's own words that products and attention need (compute capability 8.0 and later): copies into shared memory that go on by
+// The machine's own words that products need (compute capability 8.0 and later): copies into shared memory that go on by
 // themselves, their barriers, warps that wait for each other, tensor cores.
 #pragma once
 
@@ -33,16 +33,6 @@ static __device__ __forceinline__ void copy_16(uint32_t to, const char * from) {
 
 static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-// A thread's copies since the last time are a group; waits until at most N groups are on their way.
-static __device__ __forceinline__ void commit_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N>
-static __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // Warps of a block that share `barrier` (1 to 15) wait for each other.
@@ -85,18 +75,4 @@ static __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t 
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
-}
-
-// The same, each matrix turned.
-static __device__ __forceinline__ void load_transposed(uint32_t address, uint32_t r[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-// c += a b, of float16 with float32 sums; lane 4 g + t has rows g and g + 8 of a and c, columns 2 t and 2 t + 1 of them.
-static __device__ __forceinline__ void multiply_halves(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

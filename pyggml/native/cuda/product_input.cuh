@@ -210,15 +210,36 @@ struct input_taker {
     }
 };
 
-// The sum's tensor may be x or addend itself: only the last block to have read them writes it.
-static __device__ void write_sum(const products & p) {
-    const product_input & in = p.in;
-    __threadfence();
-    if (!__syncthreads_or(threadIdx.x == 0 && atomicInc(in.n_read, gridDim.x - 1) == gridDim.x - 1)) {
+// The sum's tensor may be x or addend itself: only the last block to have read them writes it. Thread 0 counts its block once
+// all threads have what they read; how many were before it is asked for early and looked at in the end.
+static __device__ __forceinline__ unsigned count_reader(const products & p) {
+    return p.in.sum && threadIdx.x == 0 ? atomicInc(p.in.n_read, gridDim.x - 1) : 0;
+}
+
+static __device__ __forceinline__ void write_sum(const products & p, unsigned n_before) {
+    if (!p.in.sum || !__syncthreads_or(threadIdx.x == 0 && n_before == gridDim.x - 1)) {
         return;
     }
-    for (int i = threadIdx.x; i < p.n_weights * p.n_columns; i += blockDim.x) {
-        const int column = i / p.n_weights, at = i % p.n_weights;
-        in.sum[column * in.sum_stride + at] = __ldcg(in.x + column * in.x_stride + at) + __ldcg(in.addend + column * in.addend_stride + at);
+#pragma unroll 1
+    for (int column = 0; column < p.n_columns; column++) {
+#pragma unroll 1
+        for (int start = 0; start < p.n_weights; start += N_TOGETHER * CHUNK) {
+            float4 held[N_TOGETHER];
+#pragma unroll
+            for (int k = 0; k < N_TOGETHER; k++) {
+                const int i = start + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+                if (i < p.n_weights) {
+                    held[k] = sum_of(__ldcg(reinterpret_cast<const float4 *>(p.in.x + column * p.in.x_stride + i)),
+                                     __ldcg(reinterpret_cast<const float4 *>(p.in.addend + column * p.in.addend_stride + i)));
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < N_TOGETHER; k++) {
+                const int i = start + k * CHUNK + static_cast<int>(threadIdx.x) * 4;
+                if (i < p.n_weights) {
+                    *reinterpret_cast<float4 *>(p.in.sum + column * p.in.sum_stride + i) = held[k];
+                }
+            }
+        }
     }
 }

@@ -178,9 +178,7 @@ struct product_kernel {
     }
 
     static __device__ __forceinline__ void run(const products & p, char * memory) {
-        if (p.lets_next_start) {
-            let_next_start();
-        }
+        let_next_start();
         const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
         const int group = warp / p.n_group_warps, group_warp = warp % p.n_group_warps;
         const int n_groups = n_warps / p.n_group_warps * gridDim.x;
@@ -212,6 +210,7 @@ struct product_kernel {
         warm_norm(p);
         wait_for_earlier();
         input_taker<W, N>::take(p, shared.x);
+        const unsigned n_readers_before = count_reader(p);
         for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
             const tile_place tile = place_of(p, tile_number);
             const addition add(p, tile);
@@ -226,9 +225,7 @@ struct product_kernel {
             wait_for_group(group + 1, 32 * p.n_group_warps);
             finish(p, tile, add, shared.partial + (turn * n_warps + group * p.n_group_warps) * ROWS * N);
         }
-        if (p.in.sum) {
-            write_sum(p);
-        }
+        write_sum(p, n_readers_before);
     }
 };
 

@@ -1,7 +1,6 @@
 // The push transport's host side: memory, launches, and what the cards report.
 // all_reduce only launches, so that it can be captured. One thread a rank; abort from any thread.
 
-#include "fuse_parts.h"
 #include "peer.h"
 #include "place.h"
 #include "push.h"
@@ -12,13 +11,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace {
 
-using kernel = void (*)(push_rank, void *, int, bool);
+using kernel = void (*)(push_rank, push_sum);
 
-// Of what this thread launches next.
-thread_local bool is_before_ours = false;
+// For the next sum that this thread launches.
+thread_local const ggml_tensor * next_addend = nullptr;
+thread_local ggml_tensor * next_out = nullptr;
 
 template <typename NUMBER>
 constexpr kernel KERNELS[PUSH_MAX_RANKS + 1] = {
@@ -33,6 +34,18 @@ constexpr kernel KERNELS[PUSH_MAX_RANKS + 1] = {
     push_all_reduce<8, NUMBER>,
 };
 
+constexpr kernel LETTER_KERNELS[PUSH_MAX_RANKS + 1] = {
+    nullptr,
+    nullptr,
+    push_letters<2>,
+    push_letters<3>,
+    push_letters<4>,
+    push_letters<5>,
+    push_letters<6>,
+    push_letters<7>,
+    push_letters<8>,
+};
+
 kernel kernel_for(ggml_type type, int n_ranks) {
     switch (type) {
         case GGML_TYPE_F32: return KERNELS<f32_number>[n_ranks];
@@ -43,6 +56,9 @@ kernel kernel_for(ggml_type type, int n_ranks) {
 }
 
 constexpr double DRAIN_TIME_S = 5;
+
+// Sums of up to so many bytes have their blocks in place before the work before them has ended; more would take its place.
+constexpr int64_t EARLY_BYTES = 32768;
 
 struct push_transport {
     pg_transport face = {};
@@ -94,13 +110,14 @@ void push_transport::abort() {
 
 bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, const reason & why) {
     const size_t flags_size = sizeof(uint64_t) * n_ranks * PUSH_MAX_BLOCKS;
+    const size_t letters_size = 2 * n_ranks * sizeof(uint64_t) * PUSH_MAX_LETTERS;
     const size_t inbox_size = 2 * n_ranks * capacity_bytes;
     const size_t control_size = 256;  // keeps what follows aligned
     for (int rank = 0; rank < n_ranks; rank++) {
         void * host = nullptr;
         if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
-            !why.passed(cudaMalloc(&memory[rank], control_size + flags_size + inbox_size), "memory for inboxes") ||
-            !why.passed(cudaMemset(memory[rank], 0, control_size + flags_size), "cudaMemset") ||
+            !why.passed(cudaMalloc(&memory[rank], control_size + flags_size + letters_size + inbox_size), "memory for inboxes") ||
+            !why.passed(cudaMemset(memory[rank], 0, control_size + flags_size + letters_size), "cudaMemset") ||
             !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize") ||
             !why.passed(cudaHostAlloc(&host, sizeof(push_words), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) {
             return false;
@@ -112,7 +129,8 @@ bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, cons
         for (int owner = 0; owner < n_ranks; owner++) {
             char * base = static_cast<char *>(memory[owner]) + control_size;
             view.flags[owner] = reinterpret_cast<uint64_t *>(base);
-            view.inbox[owner] = base + flags_size;
+            view.letters[owner] = reinterpret_cast<uint64_t *>(base + flags_size);
+            view.inbox[owner] = base + flags_size + letters_size;
         }
         view.control = static_cast<push_control *>(memory[rank]);
         view.words = words[rank];
@@ -132,8 +150,10 @@ bool push_transport::prepare_kernels(const reason & why) {
             !why.passed(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, places[rank].card), "processors")) {
             return false;
         }
-        for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_F16}) {
-            const void * function = reinterpret_cast<const void *>(kernel_for(type, n_ranks));
+        const kernel used[] = {kernel_for(GGML_TYPE_F32, n_ranks), kernel_for(GGML_TYPE_BF16, n_ranks),
+                               kernel_for(GGML_TYPE_F16, n_ranks), LETTER_KERNELS[n_ranks]};
+        for (const kernel one : used) {
+            const void * function = reinterpret_cast<const void *>(one);
             cudaFuncAttributes attributes;
             int a_processor = 0;
             if (!why.passed(cudaFuncGetAttributes(&attributes, function), "loading a push kernel") ||
@@ -146,29 +166,40 @@ bool push_transport::prepare_kernels(const reason & why) {
     return true;
 }
 
+// One launch, of as many numbers as inboxes hold.
+cudaError_t launch(const push_transport & push, int rank, ggml_type type, const push_sum & sum) {
+    const int64_t size = ggml_type_size(type);
+    const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
+    kernel chosen = kernel_for(type, push.n_ranks);
+    int n_blocks = std::min((sum.n + a_block - 1) / a_block, push.max_blocks);
+    if (type == GGML_TYPE_F32 && sum.n <= PUSH_MAX_LETTERS && letter_blocks(sum.n) <= push.max_blocks) {
+        chosen = LETTER_KERNELS[push.n_ranks];
+        n_blocks = letter_blocks(sum.n);
+    }
+    return launch_early_if(sum.n * size <= EARLY_BYTES, chosen, dim3(n_blocks), dim3(PUSH_N_THREADS), 0, push.places[rank].stream,
+                           push.views[rank], sum);
+}
+
 int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     push_transport & push = *static_cast<push_transport *>(self);
+    const ggml_tensor * addend = std::exchange(next_addend, nullptr);
+    ggml_tensor * out = std::exchange(next_out, nullptr);
     if (push.is_aborted) {
         return PG_FAULT_CLOSED;
     }
-    const place & where = push.places[rank];
-    const push_rank & view = push.views[rank];
-    const kernel sum = kernel_for(tensor->type, push.n_ranks);
-    if (!sum) {
+    if (!kernel_for(tensor->type, push.n_ranks)) {
         push.name.tell(": rank %d cannot sum %s", rank, ggml_type_name(tensor->type));
         return PG_FAULT_TRANSPORT;
     }
-    const int64_t size = ggml_type_size(tensor->type), a_launch = view.capacity / size;
-    const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
-    char * data = static_cast<char *>(tensor->data);
-    cudaSetDevice(where.card);
+    const int64_t size = ggml_type_size(tensor->type), a_launch = push.views[rank].capacity / size, n_all = ggml_nelements(tensor);
+    cudaSetDevice(push.places[rank].card);
     cudaError_t status = cudaSuccess;
-    for (int64_t left = ggml_nelements(tensor); left > 0 && status == cudaSuccess; left -= a_launch) {
-        const int n = static_cast<int>(std::min(left, a_launch));
-        const int wanted = (n + a_block - 1) / a_block;
-        status = launch_in_order(sum, dim3(std::min(wanted, push.max_blocks)), dim3(PUSH_N_THREADS), 0, where.stream, view,
-                                 static_cast<void *>(data), n, is_before_ours || left > a_launch);
-        data += n * size;
+    for (int64_t done = 0; done < n_all && status == cudaSuccess; done += a_launch) {
+        const push_sum sum = {static_cast<char *>(tensor->data) + done * size,
+                              addend ? static_cast<const float *>(addend->data) + done : nullptr,
+                              out ? static_cast<float *>(out->data) + done : nullptr,
+                              static_cast<int>(std::min(n_all - done, a_launch))};
+        status = launch(push, rank, tensor->type, sum);
     }
     if (status != cudaSuccess) {
         push.name.tell(": rank %d cannot launch: %s", rank, cudaGetErrorString(status));
@@ -202,8 +233,9 @@ int poll(void * self, int rank, ggml_backend_t, double deadline_s) {
 
 }  // namespace
 
-void push_before_ours(bool is_so) {
-    is_before_ours = is_so;
+void push_with(const ggml_tensor * addend, ggml_tensor * out) {
+    next_addend = addend;
+    next_out = out;
 }
 
 pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,
@@ -233,7 +265,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
     push->face.self = push.get();
     push->face.all_reduce = all_reduce;
     push->face.can_capture = true;
-    push->face.starts_early = pg_fuse_takes("early");
+    push->face.can_add = true;
     push->face.poll = poll;
     push->face.abort = [](void * self) { static_cast<push_transport *>(self)->abort(); };
     push->face.free = [](void * self) { delete static_cast<push_transport *>(self); };

@@ -3,8 +3,8 @@
 
 #include "cuda_api.h"
 
-// Tells the next sum that the calling thread launches whether a launch of ours follows it (pgc_api::sum_before_ours).
-void push_before_ours(bool is_so);
+// What the next sum that the calling thread launches adds, and where it goes (pgc_api::sum_with).
+void push_with(const ggml_tensor * addend, ggml_tensor * out);
 
 pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,
                         size_t text_size);

@@ -3,6 +3,8 @@
 // same bits. Two inboxes in turn make one round of flags enough: a rank can only be one sum ahead, since
 // the flags of a sum say that the peer has finished the sum before it.
 // The number of the sum lives in the rank's own memory and counts up by itself: a captured graph can replay.
+// Few float numbers travel as letters: words that hold a number and the sum's tag each, so that a rank sees from the word
+// itself that it has come. This saves the wait for stores to arrive before a flag may be raised, which is half of the time.
 #pragma once
 
 #include "launch_order.cuh"
@@ -13,6 +15,7 @@
 constexpr int PUSH_MAX_RANKS = 8;
 constexpr int PUSH_MAX_BLOCKS = 128;
 constexpr int PUSH_N_THREADS = 256;
+constexpr int PUSH_MAX_LETTERS = 65536;  // numbers of a sum
 
 enum push_error : uint32_t { PUSH_EXPIRED = 1, PUSH_ABORTED = 2 };
 
@@ -36,11 +39,21 @@ struct push_words {
 struct push_rank {
     char * inbox[PUSH_MAX_RANKS];      // [2][source][capacity]
     uint64_t * flags[PUSH_MAX_RANKS];  // [source][PUSH_MAX_BLOCKS]
+    uint64_t * letters[PUSH_MAX_RANKS];  // [2][source][PUSH_MAX_LETTERS]
     push_control * control;
     push_words * words;
     uint64_t deadline_ns;
     int rank;
     int capacity;  // bytes, a multiple of 16
+};
+
+// x of all ranks is added up, then `addend` (float numbers, may be nullptr). It goes to `out`, by default x itself. Each
+// place of x, addend and out is read and written by one thread only, so they may be the same memory.
+struct push_sum {
+    void * x;
+    const float * addend;
+    float * out;
+    int n;
 };
 
 // What is summed: how a number lies in memory, and the way to float and back.
@@ -78,10 +91,12 @@ static __device__ void report(const push_rank & me, int source, uint64_t sequenc
     }
 }
 
-static __device__ bool wait_for_flag(const push_rank & me, const uint64_t * flag, int source, uint64_t sequence) {
+// Waits for has_come().
+template <class CHECK>
+static __device__ __forceinline__ bool wait_until(const push_rank & me, int source, uint64_t sequence, const CHECK & has_come) {
     constexpr int SPINS_A_LOOK = 256;
     uint64_t start = 0;
-    for (int n_spins = 1; load_acquire(flag) < sequence; n_spins++) {
+    for (int n_spins = 1; !has_come(); n_spins++) {
         if (n_spins % SPINS_A_LOOK != 0) {
             continue;
         }
@@ -96,6 +111,10 @@ static __device__ bool wait_for_flag(const push_rank & me, const uint64_t * flag
     return true;
 }
 
+static __device__ bool wait_for_flag(const push_rank & me, const uint64_t * flag, int source, uint64_t sequence) {
+    return wait_until(me, source, sequence, [&] { return load_acquire(flag) >= sequence; });
+}
+
 // This sum's number, 0 after a failure. The number may count up once every block has read it (count_block).
 static __device__ uint64_t read_sequence(const push_control * control) {
     const volatile push_control * now = control;
@@ -103,7 +122,6 @@ static __device__ uint64_t read_sequence(const push_control * control) {
 }
 
 static __device__ void count_block(push_control * control, uint64_t sequence) {
-    __threadfence();
     if (atomicInc(&control->n_counted, gridDim.x - 1) == gridDim.x - 1) {
         static_cast<volatile push_control *>(control)->sequence = sequence;
     }
@@ -161,8 +179,16 @@ static __device__ void push(const push_rank & me, const T * mine, const T & earl
     }
 }
 
+// Words of float numbers, added up.
+template <typename T>
+static __device__ __forceinline__ T plus(const T & a, const T & b) {
+    const T words[2] = {a, b};
+    return sum_of<2, f32_number>(words);
+}
+
 template <int N_RANKS, typename NUMBER, typename T>
-static __device__ void add_up(const push_rank & me, T * mine, const T & early, size_t from, int start, int count) {
+static __device__ void add_up(const push_rank & me, const T * mine, const T & early, const float * addend, T * out, size_t from, int start,
+                              int count) {
     const char * inbox = me.inbox[me.rank] + from;
     for (int i = start + threadIdx.x; i < count; i += PUSH_N_THREADS) {
         const T own = i == start + static_cast<int>(threadIdx.x) ? early : mine[i];
@@ -173,29 +199,33 @@ static __device__ void add_up(const push_rank & me, T * mine, const T & early, s
             const T * part = reinterpret_cast<const T *>(inbox + static_cast<size_t>(source) * me.capacity) + i;
             parts[source] = source == me.rank ? own : __ldcg(part);
         }
-        mine[i] = sum_of<N_RANKS, NUMBER>(parts);
+        T sum = sum_of<N_RANKS, NUMBER>(parts);
+        if constexpr (sizeof(typename NUMBER::stored) == sizeof(float)) {
+            sum = addend ? plus(sum, reinterpret_cast<const T *>(addend)[i]) : sum;
+        }
+        out[i] = sum;
     }
 }
 
-// Sums n numbers of all ranks in place, as many bytes as the capacity at most. All ranks must use the same grid:
-// which block takes a number depends on n and the grid only, not on how x is aligned.
+// Sums numbers of all ranks, as many bytes as the capacity at most. All ranks must use the same grid: which block takes a
+// number depends on n and the grid only, not on how x is aligned. An addend is for float numbers.
 template <int N_RANKS, typename NUMBER>
-static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, void * x, int n,
-                                                                                bool lets_next_start) {
-    if (lets_next_start) {
-        let_next_start();
-    }
+static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
+    let_next_start();
     wait_for_earlier();
     using stored = typename NUMBER::stored;
     constexpr int A_VECTOR = sizeof(uint4) / sizeof(stored);
     __shared__ uint64_t shared_sequence;
     const int quantum = A_VECTOR * gridDim.x;
-    const int a_block = (n + quantum - 1) / quantum * A_VECTOR;
+    const int a_block = (s.n + quantum - 1) / quantum * A_VECTOR;
     const int first = blockIdx.x * a_block;
-    const int count = max(0, min(a_block, n - first));
-    stored * mine = static_cast<stored *>(x) + first;
-    uint4 * vectors = reinterpret_cast<uint4 *>(mine);
-    const int n_vectors = reinterpret_cast<uintptr_t>(mine) % sizeof(uint4) == 0 ? count / A_VECTOR : 0;
+    const int count = max(0, min(a_block, s.n - first));
+    const stored * mine = static_cast<const stored *>(s.x) + first;
+    stored * out = s.out ? reinterpret_cast<stored *>(s.out) + first : static_cast<stored *>(s.x) + first;
+    const float * addend = s.addend ? s.addend + first : nullptr;
+    const uint4 * vectors = reinterpret_cast<const uint4 *>(mine);
+    const uintptr_t places = reinterpret_cast<uintptr_t>(mine) | reinterpret_cast<uintptr_t>(addend) | reinterpret_cast<uintptr_t>(out);
+    const int n_vectors = places % sizeof(uint4) == 0 ? count / A_VECTOR : 0;
     const int tail = A_VECTOR * n_vectors;
     const int thread = threadIdx.x;
 
@@ -214,7 +244,107 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_AR
     push<N_RANKS>(me, vectors, early_vector, own_box, 0, n_vectors);
     push<N_RANKS>(me, mine, early, own_box, tail, count);
     if (exchange_flags<N_RANKS>(me, sequence)) {
-        add_up<N_RANKS, NUMBER>(me, vectors, early_vector, box, 0, n_vectors);
-        add_up<N_RANKS, NUMBER>(me, mine, early, box, tail, count);
+        add_up<N_RANKS, NUMBER>(me, vectors, early_vector, addend, reinterpret_cast<uint4 *>(out), box, 0, n_vectors);
+        add_up<N_RANKS, NUMBER>(me, mine, early, addend, out, box, tail, count);
     }
+}
+
+// Sums that travel as letters have four numbers a thread. Ranks must agree on it, so it depends on n only.
+static inline int letter_blocks(int n) {
+    return (n + 4 * PUSH_N_THREADS - 1) / (4 * PUSH_N_THREADS);
+}
+
+// Four float numbers of `count`, at any multiple of 4 bytes; 0 for those behind the last.
+static __device__ __forceinline__ uint4 read_four(const float * from, int at, int count, bool is_whole) {
+    if (is_whole) {
+        return reinterpret_cast<const uint4 *>(from)[at];
+    }
+    uint32_t numbers[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        numbers[k] = 4 * at + k < count ? bits_of_float(from[4 * at + k]) : 0;
+    }
+    return make_uint4(numbers[0], numbers[1], numbers[2], numbers[3]);
+}
+
+static __device__ __forceinline__ void write_four(float * to, int at, int count, bool is_whole, uint4 numbers) {
+    if (is_whole) {
+        reinterpret_cast<uint4 *>(to)[at] = numbers;
+        return;
+    }
+    const uint32_t each[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (4 * at + k < count) {
+            to[4 * at + k] = float_of_bits(each[k]);
+        }
+    }
+}
+
+static __device__ __forceinline__ uint64_t letter_of(uint32_t number, uint32_t tag) {
+    return number | static_cast<uint64_t>(tag) << 32;
+}
+
+// The float bits of four letters once all of them have come.
+static __device__ __forceinline__ bool take_letters(const push_rank & me, const uint64_t * from, int source, uint64_t sequence,
+                                                    uint32_t tag, uint4 & to) {
+    uint64_t a[2], b[2];
+    const bool has_come = wait_until(me, source, sequence, [&] {
+        load_two(from, a);
+        load_two(from + 2, b);
+        return a[0] >> 32 == tag && a[1] >> 32 == tag && b[0] >> 32 == tag && b[1] >> 32 == tag;
+    });
+    to = make_uint4(static_cast<uint32_t>(a[0]), static_cast<uint32_t>(a[1]), static_cast<uint32_t>(b[0]), static_cast<uint32_t>(b[1]));
+    return has_come;
+}
+
+// Sums few float numbers of all ranks, PUSH_MAX_LETTERS at most. A place for letters is used by every second sum, and a
+// rank that sends one has got all letters of the sum before, whose senders had taken all of the sum before that.
+template <int N_RANKS>
+static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
+    let_next_start();
+    wait_for_earlier();
+    __shared__ uint64_t shared_sequence;
+    const int at = blockIdx.x * PUSH_N_THREADS + threadIdx.x;
+    const bool has_numbers = 4 * at < s.n;
+    float * x = static_cast<float *>(s.x), * out = s.out ? s.out : x;
+    const uintptr_t places = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(s.addend) | reinterpret_cast<uintptr_t>(out);
+    const bool is_whole = places % sizeof(uint4) == 0 && 4 * at + 4 <= s.n;
+    const uint4 own = has_numbers ? read_four(x, at, s.n, is_whole) : make_uint4(0, 0, 0, 0);
+    const uint4 addend = has_numbers && s.addend ? read_four(s.addend, at, s.n, is_whole) : make_uint4(0, 0, 0, 0);
+    if (threadIdx.x == 0) {
+        shared_sequence = read_sequence(me.control);
+    }
+    __syncthreads();
+    const uint64_t sequence = shared_sequence;
+    if (sequence == 0) {
+        return;
+    }
+    const uint32_t tag = static_cast<uint32_t>(sequence % 0xffffffffu) + 1;  // never 0, which memory begins with
+    const size_t box = (sequence & 1) * N_RANKS * static_cast<size_t>(PUSH_MAX_LETTERS) + 4 * at;
+    uint4 parts[N_RANKS];
+#pragma unroll
+    for (int peer = 0; peer < N_RANKS; peer++) {
+        parts[peer] = own;
+        if (has_numbers && peer != me.rank) {
+            uint64_t * to = me.letters[peer] + box + static_cast<size_t>(me.rank) * PUSH_MAX_LETTERS;
+            store_two(to, letter_of(own.x, tag), letter_of(own.y, tag));
+            store_two(to + 2, letter_of(own.z, tag), letter_of(own.w, tag));
+        }
+    }
+    if (threadIdx.x == PUSH_N_THREADS - 1) {
+        count_block(me.control, sequence);
+    }
+    if (!has_numbers) {
+        return;
+    }
+    const uint64_t * mail = me.letters[me.rank] + box;
+#pragma unroll
+    for (int source = 0; source < N_RANKS; source++) {
+        if (source != me.rank && !take_letters(me, mail + static_cast<size_t>(source) * PUSH_MAX_LETTERS, source, sequence, tag, parts[source])) {
+            return;
+        }
+    }
+    const uint4 sum = sum_of<N_RANKS, f32_number>(parts);
+    write_four(out, at, s.n, is_whole, s.addend ? plus(sum, addend) : sum);
 }

@@ -42,9 +42,7 @@ struct router_kernel {
 
     // `warp_sums` has four places in turn: two of the norm, two of rows.
     static __device__ __forceinline__ void run(const router_product & p, float * warp_sums) {
-        if (p.lets_next_start) {
-            let_next_start();
-        }
+        let_next_start();
         const product_matrix & matrix = p.matrix[0];
         const auto row_at = [&](int row) { return reinterpret_cast<const float *>(matrix.data) + static_cast<int64_t>(row) * p.n_weights; };
         float4 held[2 * N_HELD], weights[N_HELD];
@@ -81,9 +79,8 @@ struct router_kernel {
                 }
             }
         }
-        if (p.in.sum) {
-            write_sum(p);
-        }
+        __syncthreads();
+        write_sum(p, count_reader(p));
     }
 };
 

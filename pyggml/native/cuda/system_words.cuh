@@ -33,6 +33,23 @@ static __device__ __forceinline__ uint64_t load_acquire(const uint64_t * word) {
     return value;
 }
 
+// Two words at once, each of which is seen whole or not at all; in no order with others. At a multiple of 16 bytes.
+static __device__ __forceinline__ void store_two(uint64_t * words, uint64_t first, uint64_t second) {
+#if __CUDA_ARCH__ >= 700
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(first), "l"(second) : "memory");
+#else
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(first), "l"(second) : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void load_two(const uint64_t * words, uint64_t (&to)[2]) {
+#if __CUDA_ARCH__ >= 700
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(to[0]), "=l"(to[1]) : "l"(words) : "memory");
+#else
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(to[0]), "=l"(to[1]) : "l"(words) : "memory");
+#endif
+}
+
 static __device__ __forceinline__ uint64_t now_ns() {
     uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
