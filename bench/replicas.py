@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Requests a second of two replicas on one processor each, beside one replica on one processor.
+"""Requests a second of two replicas on one processor or card each, beside one replica on one of them.
 
-usage: replicas.py MODEL.gguf [--replicas 2] [--slots 4] [-p 16] [-n 16] [--seconds 15] [--rounds 5]
+usage: replicas.py MODEL.gguf [--replicas 2 | --device cuda:0,cuda:1] [--slots 4] [-p 16] [-n 16] [--seconds 15] [...]
 
 Both servers stay up and take turns; as many clients as all replicas have slots ask one request after another, each with
 a prompt that no cache has seen. A round counts answers by their tokens, after three seconds of running in. On a machine
@@ -117,13 +117,18 @@ async def play(side: Side, args: argparse.Namespace) -> Round:
     return found
 
 
-def measured(args: argparse.Namespace, one: ServerProcess, several: ServerProcess) -> list[Side]:
-    """Both sides, in turns."""
-    sides = [Side("1 replica", one), Side(f"{args.replicas} replicas", several)]
-    (worker,) = sides[0].workers
+def pin(worker: int) -> None:
+    """Leave a process one processor."""
     processor = min(os.sched_getaffinity(0))
     for thread in Path(f"/proc/{worker}/task").iterdir():
         os.sched_setaffinity(int(thread.name), {processor})
+
+
+def measured(args: argparse.Namespace, one: ServerProcess, several: ServerProcess) -> list[Side]:
+    """Both sides, in turns."""
+    sides = [Side("1 replica", one), Side(f"{args.replicas} replicas", several)]
+    if not args.device:
+        pin(*sides[0].workers)
     for number in range(args.rounds):
         for side in sides:
             played = asyncio.run(play(side, args))
@@ -147,12 +152,16 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=16, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", help="cards, one a replica, with commas; else each has a processor")
     args = parser.parse_args()
-    common: tuple[Any, ...] = ("--threads", 1, "--parallel", args.slots, "--ctx", 2 * (args.p + args.n) + 64)
-    devices = ",".join(["cpu"] * args.replicas)
+    devices = args.device.split(",") if args.device else ["cpu"] * args.replicas
+    args.replicas = len(devices)
+    common: list[Any] = ["--parallel", args.slots, "--ctx", 2 * (args.p + args.n) + 64]
+    common += [] if args.device else ["--threads", 1]
+    together = ["--dp", args.replicas, "--device", ",".join(devices), *([] if args.device else ["--pin"])]
     with (
-        ServerProcess(args.model, "--device", "cpu", *common) as one,
-        ServerProcess(args.model, "--dp", args.replicas, "--device", devices, "--pin", *common) as several,
+        ServerProcess(args.model, "--device", devices[0], *common) as one,
+        ServerProcess(args.model, *together, *common) as several,
     ):
         sides = measured(args, one, several)
         rows = [
@@ -162,10 +171,10 @@ def main() -> None:
             }
             for side in sides
         ]  # fmt: skip
-    alone, together = sides
-    on_clock = together.per_s / alone.per_s
+    alone, all_of_them = sides
+    on_clock = all_of_them.per_s / alone.per_s
     # Of each processor the front takes its part; alone it has one to itself.
-    by_processor = args.replicas * together.per_processor_s / (1 + together.front_part) / alone.per_processor_s
+    by_processor = args.replicas * all_of_them.per_processor_s / (1 + all_of_them.front_part) / alone.per_processor_s
     for row in rows:
         busy = ", ".join(f"{100 * part:.0f} %" for part in row["busy"])
         print(

@@ -52,6 +52,8 @@ class Logits:
 
     def greedy(self) -> list[int] | None:
         """The likeliest token of each of these rows; None where a row cannot be used or is empty."""
+        if len(self._parts[0].found) == 1:
+            return self._likeliest()
         founds = [part.found for part in self._parts]
         if min(int(found.min()) for found in founds) < 1:
             return None
@@ -63,6 +65,16 @@ class Logits:
             ids = np.take_along_axis(each, winner[None], axis=0)[0]
         found: list[int] = (ids if self._at is None else ids[list(self._at)]).tolist()
         return found
+
+    def _likeliest(self) -> list[int] | None:
+        """The same for a single row, of which few numbers are looked at one by one."""
+        best, token = -np.inf, None
+        for part, first in zip(self._parts, self._first_ids):
+            if part.found[0] < 1:
+                return None
+            if (value := float(part.values[0, 0])) > best:
+                best, token = value, int(part.ids[0, 0]) + first
+        return None if token is None else [token]
 
     def value(self, row: int, token: int) -> float:
         """The logit of one token."""

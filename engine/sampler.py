@@ -232,10 +232,11 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
     what all samplers look at, the rows stay there.
     Shapes: logits [n_rows, n_vocab], samplers n_rows.
     """
-    if isinstance(logits, Logits):
-        likeliest = logits.greedy() if all(sampler.takes_the_likeliest for sampler in samplers) else None
+    if all(sampler.takes_the_likeliest for sampler in samplers):
+        likeliest = logits.greedy() if isinstance(logits, Logits) else likeliest_of(logits)
         if likeliest is not None and all(map(Sampler.allows, samplers, likeliest)):
             return [Sampled(token) for token in likeliest]
+    if isinstance(logits, Logits):
         if all(sampler.is_served_by(logits.k) for sampler in samplers):
             settled = _settled(logits.best, samplers, with_banned=False)
             return [_sampled(logits, r, s, logits.best, token=settled.get(r)) for r, s in enumerate(samplers)]
@@ -271,6 +272,14 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
         else _sampled(logits, r, sampler, best, untouched.get(r), token=settled.get(r))
         for r, sampler in enumerate(samplers)
     ]
+
+
+def likeliest_of(logits: FloatRow) -> list[int] | None:
+    """The likeliest token of each row, of equal ones the first; None where a row has none or cannot be used."""
+    at = logits.argmax(axis=1)  # a NaN counts as the largest
+    is_usable = np.isfinite(logits[np.arange(len(at)), at]).all()
+    tokens: list[int] = at.tolist()
+    return tokens if is_usable else None
 
 
 def _settled(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml import HAS_INF, HAS_NAN, NONE_LEFT, merged_candidates, top_candidates
+from pyggml import HAS_INF, HAS_NAN, NONE_LEFT, Candidates, merged_candidates, top_candidates
 from pyggml.engine import SamplingParams
 from pyggml.engine.logits import Logits
 from pyggml.engine.sampler import Sampler, sample
@@ -68,6 +68,11 @@ def test_the_likeliest_of_parts_is_the_first_of_the_largest() -> None:
     assert Logits(lambda: rows, halves, [0, 500], [2]).greedy() == [499]
     broken = halves[0]._replace(found=np.array([HAS_NAN, K, K], np.int32))
     assert Logits(lambda: rows, [broken, halves[1]], [0, 500]).greedy() is None
+    for r, token in enumerate([100, 999, 499]):
+        alone = [Candidates(*(column[r : r + 1] for column in half)) for half in halves]
+        assert Logits(lambda: rows, alone, [0, 500]).greedy() == [token]
+        alone[1] = alone[1]._replace(found=np.array([HAS_NAN], np.int32))
+        assert Logits(lambda: rows, alone, [0, 500]).greedy() is None
 
 
 @pytest.mark.parametrize("cuts", [[500], [100, 130], [999], [300, 600, 900]])
