@@ -74,7 +74,7 @@ class Logits:
                 return None
             if (value := float(part.values[0, 0])) > best:
                 best, token = value, int(part.ids[0, 0]) + first
-        return None if token is None else [token]
+        return None if token is None else [token] * (1 if self._at is None else len(self._at))
 
     def value(self, row: int, token: int) -> float:
         """The logit of one token."""

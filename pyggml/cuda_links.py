@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PUSH_MAX_RANKS = 8
 PUSH_CHUNK_ELEMENTS = 1 << 20
 # Odd, misaligned, one token's, several chunks: each proven before a transport is timed.
-PROVEN_SUMS = ((1, 0), (4099, 0), (4099, 3), (65536, 0), (2 * PUSH_CHUNK_ELEMENTS + 5, 0))
+PROVEN_SUMS = ((1, 0), (4099, 0), (4099, 3), (65536, 0), (131075, 3), (2 * PUSH_CHUNK_ELEMENTS + 5, 0))
 N_TIMED_SUMS = 32
 
 

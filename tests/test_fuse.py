@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fused_graphs import Case, build, matches, norm
+from fused_graphs import Case, build, matches, matrix, norm
 from graphs import cpu, random
 
 import pyggml as gg
@@ -44,6 +44,24 @@ def taken(case: Case) -> list[int]:
 @pytest.mark.parametrize("n", [1, 2, 16])
 def test_products_take_what_is_around_them(kind: str, n_nodes: int, kind_of_weights: str, n: int) -> None:
     assert taken(Case(kind, n=n, type=kind_of_weights)) == [n_nodes]
+
+
+def computed(g: gg.Graph, *shape: int) -> gg.Tensor:
+    return gg.silu(g.input(f"z{len(shape)}", shape))
+
+
+def test_what_is_read_early_is_no_nodes_result() -> None:
+    """Kernels read weights while those before them still run."""
+    with gg.Graph(cpu()) as g:
+        x = g.input("x", (1, 512))
+        g.output("by a norm", gg.mul_mat(matrix(g, 96, 512, "q8_0", 2), gg.rms_norm(x, 1e-5) * computed(g, 512)))
+        hidden = norm(g, x)
+        g.output("router", gg.mul_mat(computed(g, 96, 512), hidden))
+        g.output("hidden", hidden * 2.0)
+        g.output("kept", x * 2.0)
+        g.build()
+        found = [(n, fused) for n, fused in matches(g) if fused is not None]
+    assert [n for n, _ in found] == [1]  # the product alone, with what another node has normed
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def pieces_behind(add: Addition, *, is_sum: bool = True, is_kept: bool = False) 
         pieces = ffi.new("pg_pieces *", {"graph": g._graph})
         try:
             start = nodes.index(partial.handle) + 1
-            assert lib.pg_pieces_add(pieces, start, g.n_nodes, partial.handle if is_sum else ffi.NULL)
+            assert lib.pg_pieces_add(pieces, start, g.n_nodes, partial.handle if is_sum else ffi.NULL, False)
             found = [pieces.items[i] for i in range(pieces.n)]
             assert [start, *(piece.stop for piece in found)] == [*(piece.first for piece in found), g.n_nodes]
             return [

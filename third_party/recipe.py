@@ -16,7 +16,8 @@ from .toolchain import Toolchain
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("pyggml/native/**/*.c", "pyggml/native/**/*.h", "pyggml/native/**/*.cu", "pyggml/native/**/*.cuh")
 TILES = ROOT / "third_party" / "amx_tiles.h"
-BINDING = ("pyggml/decl/*.h", "pyggml/_build_ffi.py", "third_party/CMakeLists.txt", "third_party/amx_tiles.h")
+BINDING = ("pyggml/decl/*.h", "pyggml/_build_ffi.py", "third_party/CMakeLists.txt", "third_party/amx_tiles.h",
+           "third_party/reads_in_order.h")  # fmt: skip
 ORIGIN = "$ORIGIN"
 # site-packages/pyggml/_lib beside the wheels' site-packages/nvidia/...
 WHEEL_RPATHS = {
@@ -113,6 +114,8 @@ class Recipe:
             options["CUDA_cublas_LIBRARY"] = str(cublas.path)
             options["CUDA_cuda_driver_LIBRARY"] = str(cuda.driver_library(toolkit, self.tools.cc, folder))
             options["CMAKE_EXE_LINKER_FLAGS"] = "-Wl,--allow-shlib-undefined"
+            # The stub is empty: a linker that drops what nothing seems to need would leave the driver out.
+            options["CMAKE_MODULE_LINKER_FLAGS"] = "-Wl,--no-as-needed"
             if cublas.include:
                 options["CMAKE_CUDA_FLAGS"] = f"-I{cublas.include}"
             rpaths += [

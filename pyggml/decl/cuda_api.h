@@ -25,7 +25,7 @@ typedef struct { int n_nodes; bool has_heads; bool is_experts; pg_fused_products
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
 typedef struct { int first, stop; bool is_fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
 typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; } pg_pieces;
-bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum);
+bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum, bool is_before_ours);
 void pg_pieces_free(pg_pieces *pieces);
 
 #define PGC_ABI ...
@@ -56,5 +56,5 @@ typedef struct {
     void (*graph_free)(pgc_graph *graph);
     bool (*can_fuse)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused *fused, ggml_backend_t backend, char *why, size_t why_size);
-    void (*sum_with)(const struct ggml_tensor *addend, struct ggml_tensor *out);
+    void (*sum_with)(const struct ggml_tensor *addend, struct ggml_tensor *out, bool is_before_ours);
 } pgc_api;

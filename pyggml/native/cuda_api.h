@@ -88,8 +88,9 @@ typedef struct {
     bool (*fuse_launch)(const pg_fused * fused, ggml_backend_t backend, char * why, size_t why_size);
 
     // The next sum that the calling thread launches by a transport that can add puts the sum of all ranks plus `addend` into
-    // `out` in place of its tensor; all three are F32 of one size, at multiples of 16 bytes. NULL twice takes it back.
-    void (*sum_with)(const struct ggml_tensor * addend, struct ggml_tensor * out);
+    // `out` in place of its tensor; all three are F32 of one size, at multiples of 16 bytes. NULL twice: it adds nothing. With
+    // is_before_ours fuse_launch follows, whose kernels then may start during the sum.
+    void (*sum_with)(const struct ggml_tensor * addend, struct ggml_tensor * out, bool is_before_ours);
 } pgc_api;
 
 #ifdef __cplusplus

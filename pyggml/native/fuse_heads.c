@@ -61,8 +61,8 @@ bool pg_take_heads(pg_fuse_run * r, const struct ggml_tensor * input, pg_fused_p
     h->n_head = (int) q->ne[1];
     h->n_head_kv = (int) k->ne[1];
     pg_fuse_write(r, q);
-    // Positions and rows are read while earlier kernels still run.
-    const bool is_constant = q->src[1]->op == GGML_OP_NONE && (!q->src[2] || q->src[2]->op == GGML_OP_NONE) &&
-                             h->k_rows->src[1]->op == GGML_OP_NONE;
+    // Positions, rows and weights are read while earlier kernels still run.
+    const bool is_constant = pg_is_constant(q->src[1]) && pg_is_constant(q->src[2]) && pg_is_constant(h->k_rows->src[1]) &&
+                             pg_is_constant(h->q_norm) && pg_is_constant(h->k_norm);
     return is_constant && h->v_rows && has_same_rope(q, k) && q_eps == k_eps && !h->q_norm == !h->k_norm;
 }

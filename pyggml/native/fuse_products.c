@@ -26,7 +26,7 @@ bool pg_has_kernel(const struct ggml_tensor * w) {
 }
 
 static bool is_one_matrix(const struct ggml_tensor * w) {
-    return w->ne[2] == 1 && w->ne[3] == 1 && pg_has_kernel(w);
+    return w->ne[2] == 1 && w->ne[3] == 1 && pg_is_constant(w) && pg_has_kernel(w);
 }
 
 // One column in shared memory, beside the weights on their way; several can come with the weights.
@@ -77,7 +77,7 @@ const struct ggml_tensor * pg_take_input(pg_fuse_run * r, pg_fused_products * p)
         p->sum = add;
         pg_fuse_write(r, add);
     }
-    const bool is_row = pg_is_plain(p->norm_weight) && ggml_nelements(p->norm_weight) == p->x->ne[0];
+    const bool is_row = pg_is_plain(p->norm_weight) && pg_is_constant(p->norm_weight) && ggml_nelements(p->norm_weight) == p->x->ne[0];
     return is_row ? weighted : NULL;
 }
 

@@ -26,7 +26,8 @@ static bool is_safe(const pg_fused_products * p) {
 bool pg_match_router(pg_fuse_run * r, pg_fused_products * p) {
     p->normed = pg_take_input(r, p);
     const struct ggml_tensor * rating = p->normed ? pg_fuse_take(r, GGML_OP_MUL_MAT) : NULL;
-    if (!rating || rating->src[1] != p->normed || !has_kernel(p, rating->src[0])) {
+    if (!rating || rating->src[1] != p->normed || !has_kernel(p, rating->src[0]) ||
+        !pg_is_constant(rating->src[0])) {
         return false;
     }
     p->n_products = 1;

@@ -39,6 +39,13 @@ void pg_fuse_write(pg_fuse_run * r, const struct ggml_tensor * t) {
     r->written[r->n_written++] = t;
 }
 
+bool pg_is_constant(const struct ggml_tensor * t) {
+    while (t && t->view_src) {
+        t = t->view_src;
+    }
+    return !t || t->op == GGML_OP_NONE;
+}
+
 bool pg_is_plain(const struct ggml_tensor * t) {
     return t && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) && (size_t) t->data % 16 == 0;
 }

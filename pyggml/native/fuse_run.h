@@ -39,6 +39,9 @@ bool pg_is_read_once(const struct ggml_cgraph * graph, const struct ggml_tensor 
 bool pg_fuse_has(const pg_fuse_run * r, const struct ggml_tensor * t);
 bool pg_fuse_is_closed(const pg_fuse_run * r);
 
+// Whether no node computes it, so that a kernel may read it before earlier ones have ended.
+bool pg_is_constant(const struct ggml_tensor * t);
+
 // Read and written by 16 bytes.
 bool pg_is_plain(const struct ggml_tensor * t);
 

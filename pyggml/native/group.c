@@ -119,7 +119,7 @@ bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct gg
 
 bool pg_group_can_add(const pg_group * group, const struct ggml_tensor * tensor) {
     const pg_transport * transport = transport_for(group, tensor);
-    return transport && transport->can_add;
+    return transport && transport->can_add && transport->can_capture;
 }
 
 static int sum(pg_group * group, int rank, ggml_backend_t backend, struct ggml_tensor * tensor) {

@@ -28,7 +28,7 @@ typedef struct {
     void (*abort)(void * self);
     void (*free)(void * self);
     bool can_capture;  // all_reduce only launches, so that a stream that is recorded takes it
-    bool can_add;  // to the sum, what pgc_api::sum_with names
+    bool can_add;  // to the sum, what pgc_api::sum_with names; counts only with can_capture
 } pg_transport;
 
 // Messages in flight between two ranks.
@@ -70,6 +70,8 @@ int pg_group_finish(pg_group * group, int rank, ggml_backend_t backend);
 
 // Whether a step only launches work on the rank's own device.
 bool pg_group_can_capture(const pg_group * group, enum pg_op op, const struct ggml_tensor * tensor);
+
+// Whether a sum of this tensor can also add a residual stream (pgc_api::sum_with).
 bool pg_group_can_add(const pg_group * group, const struct ggml_tensor * tensor);
 
 // Waits until all ranks are here; PG_OK or a fault.

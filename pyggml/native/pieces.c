@@ -33,6 +33,11 @@ static bool add_plain(pg_pieces * pieces, int first, int stop) {
     return piece != NULL;
 }
 
+// Whether places of one tensor are other places of the other.
+static bool is_shifted(const struct ggml_tensor * a, const struct ggml_tensor * b) {
+    return a->data != b->data && pg_overlap(a, b);
+}
+
 // The node after an addition to `sum` that the ranks' sum itself can make, or `first`; `piece` takes what it is.
 static int take_addition(const pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum, pg_piece * piece) {
     pg_fuse_run run = { .graph = pieces->graph, .first = first, .at = first, .stop = stop };
@@ -42,14 +47,22 @@ static int take_addition(const pg_pieces * pieces, int first, int stop, const st
     }
     const struct ggml_tensor * addend = add->src[add->src[0] == sum];
     const bool is_plain = pg_is_plain(sum) && pg_is_plain(addend) && pg_is_plain(add);
-    if (!is_plain || !ggml_are_same_shape(sum, addend) || !pg_is_read_once(pieces->graph, sum)) {
+    if (!is_plain || is_shifted(add, sum) || is_shifted(add, addend) || !ggml_are_same_shape(sum, addend) ||
+        !pg_is_read_once(pieces->graph, sum)) {
         return first;
     }
     *piece = (pg_piece) { .first = first, .stop = run.at, .total = pieces->graph->nodes[run.at - 1], .addend = addend };
     return run.at;
 }
 
-bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum) {
+static void tell_followers(pg_pieces * pieces, int first_piece, bool is_before_ours) {
+    for (int i = first_piece; i < pieces->n; i++) {
+        pieces->items[i].fused.is_before_ours = i + 1 < pieces->n ? pieces->items[i + 1].is_fused : is_before_ours;
+    }
+}
+
+bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum, bool is_before_ours) {
+    const int first_piece = pieces->n;
     pg_piece addition;
     int plain = take_addition(pieces, first, stop, sum, &addition);
     if (plain > first) {
@@ -76,7 +89,11 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_te
         piece->fused = fused;
         plain = i += n;
     }
-    return add_plain(pieces, plain, stop);
+    if (!add_plain(pieces, plain, stop)) {
+        return false;
+    }
+    tell_followers(pieces, first_piece, is_before_ours);
+    return true;
 }
 
 void pg_pieces_free(pg_pieces * pieces) {

@@ -24,7 +24,8 @@ typedef struct {
 
 // Appends the pieces of nodes first to stop - 1; false without host memory. Where the first that computes something adds to
 // `sum` (the tensor that ranks have just summed, or NULL), and nothing else reads it, it is a piece of its own with a total.
-bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum);
+// is_before_ours: a launch of the CUDA module follows.
+bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_tensor * sum, bool is_before_ours);
 void pg_pieces_free(pg_pieces * pieces);
 int pg_pieces_n_fused(const pg_pieces * pieces);
 

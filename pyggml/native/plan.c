@@ -40,6 +40,7 @@ struct pg_plan {
     pg_group * group;
     int rank;
     const pgc_api * api;                 // of a plan on a card
+    bool may_fuse;                       // pieces are still to be made
     pg_pieces pieces;                    // of all segments, where some nodes are computed as one
     int * first_piece;                   // n_steps + 2; NULL: ggml computes all nodes
     pg_replay * replay;                  // NULL: every run launches node by node
@@ -239,15 +240,21 @@ static const pg_piece * addition_of(const pg_plan * plan, int i) {
     return piece && piece->total && pg_group_can_add(plan->group, plan->steps[i].tensor) ? piece : NULL;
 }
 
+// Whether a piece is there, in its segment, and a launch of ours.
+static bool is_ours(const pg_plan * plan, int piece, int segment) {
+    return piece < plan->first_piece[segment + 1] && plan->pieces.items[piece].is_fused;
+}
+
 static int take_sum(pg_plan * plan, int i, bool * begins_next) {
     const pg_piece * addition = addition_of(plan, i);
     const pg_step * s = &plan->steps[i];
-    if (addition) {
-        plan->api->sum_with(addition->addend, addition->total);
+    if (plan->first_piece) {
+        plan->api->sum_with(addition ? addition->addend : NULL, addition ? addition->total : NULL,
+                            is_ours(plan, plan->first_piece[i + 1] + (addition != NULL), i + 1));
     }
     const int fault = pg_group_step(plan->group, plan->rank, plan->backend, PG_ALL_REDUCE, s->tensor, NULL, 0);
-    if (addition) {
-        plan->api->sum_with(NULL, NULL);  // a group that has failed did not take it
+    if (plan->first_piece) {
+        plan->api->sum_with(NULL, NULL, false);  // another transport, or a group that has failed, did not take it
     }
     *begins_next = addition != NULL;
     return fault;
@@ -346,9 +353,8 @@ static int replay_steps(pg_plan * plan) {
             pg_group_count_reduces(plan->group, plan->rank, n_sums(plan, first, last));
         }
         if (status == GGML_STATUS_SUCCESS && last < plan->n_steps) {
-            bool begins_next = false;  // such a sum is recorded, and this one is not
+            bool begins_next = false;  // it never does: sums that can add are recorded, and this one is not
             status = take_step(plan, last, &begins_next);
-            GGML_ASSERT(!begins_next);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -357,8 +363,41 @@ static int replay_steps(pg_plan * plan) {
     return GGML_STATUS_SUCCESS;
 }
 
+// What the sum before segment i sums if it can also add, or NULL.
+static const struct ggml_tensor * sum_before(const pg_plan * plan, int i) {
+    const pg_step * s = i > 0 && i <= plan->n_steps && plan->group ? &plan->steps[i - 1] : NULL;
+    return s && s->op == PG_ALL_REDUCE && pg_group_can_add(plan->group, s->tensor) ? s->tensor : NULL;
+}
+
+// Once, when the plan's group and its transports are known. False without host memory.
+static bool make_pieces(pg_plan * plan) {
+    if (!plan->may_fuse) {
+        return true;
+    }
+    plan->may_fuse = false;
+    plan->first_piece = malloc((plan->n_steps + 2) * sizeof(int));
+    plan->pieces.graph = plan->graph;
+    bool is_made = plan->first_piece != NULL;
+    int start = 0;
+    for (int i = 0; i <= plan->n_steps && is_made; i++) {
+        const int stop = start + plan->segments[i].n_nodes;
+        plan->first_piece[i] = plan->pieces.n;
+        is_made = pg_pieces_add(&plan->pieces, start, stop, sum_before(plan, i), sum_before(plan, i + 1) != NULL);
+        plan->first_piece[i + 1] = plan->pieces.n;
+        start = stop;
+    }
+    if (!is_made || pg_pieces_n_fused(&plan->pieces) == 0) {
+        free(plan->first_piece);
+        plan->first_piece = NULL;
+    }
+    return is_made;
+}
+
 static int run_steps(pg_plan * plan) {
     const char * why;
+    if (!make_pieces(plan)) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
     if (plan->replay && pg_replay_is_due(plan->replay)) {
         const int status = record(plan);
         if (status != GGML_STATUS_SUCCESS) {
@@ -368,32 +407,13 @@ static int run_steps(pg_plan * plan) {
     return pg_replay_state_of(plan->replay, &why) == PG_REPLAY_RECORDED ? replay_steps(plan) : walk(plan, 0, plan->n_steps);
 }
 
-bool pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
+void pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
     plan->api = api;
-    if (!may_fuse || !plan->api->can_fuse(plan->backend)) {
-        return true;
-    }
-    plan->first_piece = malloc((plan->n_steps + 2) * sizeof(int));
-    plan->pieces.graph = plan->graph;
-    bool is_made = plan->first_piece != NULL;
-    int start = 0;
-    for (int i = 0; i <= plan->n_steps && is_made; i++) {
-        const int stop = start + plan->segments[i].n_nodes;
-        plan->first_piece[i] = plan->pieces.n;
-        const pg_step * before = i > 0 ? &plan->steps[i - 1] : NULL;
-        is_made = pg_pieces_add(&plan->pieces, start, stop, before && before->op == PG_ALL_REDUCE ? before->tensor : NULL);
-        plan->first_piece[i + 1] = plan->pieces.n;
-        start = stop;
-    }
-    if (is_made && pg_pieces_n_fused(&plan->pieces) == 0) {
-        free(plan->first_piece);
-        plan->first_piece = NULL;
-    }
-    return is_made;
+    plan->may_fuse = may_fuse && plan->api->can_fuse(plan->backend);
 }
 
-int pg_plan_n_fused(const pg_plan * plan) {
-    return pg_pieces_n_fused(&plan->pieces);
+int pg_plan_n_fused(pg_plan * plan) {
+    return make_pieces(plan) ? pg_pieces_n_fused(&plan->pieces) : -1;
 }
 
 bool pg_plan_replay(pg_plan * plan) {

@@ -60,9 +60,9 @@ pg_plan * pg_plan_new(ggml_backend_t backend, struct ggml_cgraph * graph, const 
 void pg_plan_join(pg_plan * plan, pg_group * group, int rank);
 
 // Gives a laid-out plan on a card the CUDA module's table (pgc_api); with may_fuse runs of nodes that its kernels
-// know are computed as one. False without host memory.
-bool pg_plan_use(pg_plan * plan, const void * api, bool may_fuse);
-int pg_plan_n_fused(const pg_plan * plan);
+// know are computed as one; they are found when the plan first runs, as its group then is. -1 without host memory for them.
+void pg_plan_use(pg_plan * plan, const void * api, bool may_fuse);
+int pg_plan_n_fused(pg_plan * plan);
 
 // Has such a plan recorded in its second run and replayed from then on.
 // In a group either all ranks' plans are recorded or none. False without host memory.

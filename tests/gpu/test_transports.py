@@ -77,8 +77,9 @@ def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group:
         made.free(made.self)
 
 
+@pytest.mark.parametrize("place", ["apart", "in x", "in addend"])
 @pytest.mark.parametrize("n", [4, 4096, 65535, 65536, 300001])
-def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, group: gg.Group) -> None:
+def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, place: str, group: gg.Group) -> None:
     links = links_of(group)
     links.open("push")
     made = links.take("push")
@@ -87,8 +88,9 @@ def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, group: gg.Group) ->
     tensors = [[g.weight(table) for table in (x[i], addend[i], 0 * x[i])] for i, g in enumerate(graphs)]
 
     def sum_up(rank: int) -> np.ndarray:
-        ours, added, out = (tensor.handle for tensor in tensors[rank])
-        links._api.sum_with(added, out)
+        ours, added, apart = (tensor.handle for tensor in tensors[rank])
+        out = {"apart": apart, "in x": ours, "in addend": added}[place]
+        links._api.sum_with(added, out, False)
         assert made.all_reduce(made.self, rank, links._handles[rank], ours) == lib.PG_OK
         assert made.poll(made.self, rank, links._handles[rank], 10.0) == lib.PG_OK
         found = np.empty(n, np.float32)
@@ -96,7 +98,7 @@ def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, group: gg.Group) ->
         return found
 
     with ThreadPoolExecutor(2) as threads:
-        for _ in range(3):  # x and addend stay as they are
+        for _ in range(3 if place == "apart" else 1):  # x and addend stay as they are
             for rank, found in enumerate(threads.map(sum_up, range(2))):
                 assert np.array_equal(found, x[0, 0] + x[1, 0] + addend[rank, 0])
     made.free(made.self)

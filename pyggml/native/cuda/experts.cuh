@@ -168,7 +168,9 @@ struct expert_kernel {
             load_values(held, p, 0, 0);
             ask();
         } else {
-            let_next_start();
+            if (p.lets_next_start) {
+                let_next_start();
+            }
             ask();
             wait_for_earlier();
             load_values(held, p, 0, 0);

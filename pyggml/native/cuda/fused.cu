@@ -161,6 +161,7 @@ cudaError_t launch_types(const pg_fused_products & of, products all, float * rou
             }
         }
         p.in.sum = n_left == 0 ? all.in.sum : nullptr;
+        p.lets_next_start = n_left > 0 || all.lets_next_start;
         if (const cudaError_t status = launches_of(weight->type).alone(p, card, stream); status != cudaSuccess) {
             return status;
         }
@@ -181,10 +182,11 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
     }
     const product_card & card = facts_of(where.card).card;
     if (fused.is_experts) {
-        const cudaError_t status = launch_fused_experts(fused.experts, space.between, card, where.stream);
+        const cudaError_t status = launch_fused_experts(fused.experts, space.between, fused.is_before_ours, card, where.stream);
         return why.passed(status, "launching experts");
     }
     products p = describe(fused.products, space);
+    p.lets_next_start = fused.has_heads || fused.is_before_ours;
     if (fused.products.normed) {
         const router_product router = {p, static_cast<float *>(fused.products.normed->data)};
         return why.passed(launch_router(router, card, where.stream), "launching a router");
@@ -196,5 +198,7 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
     if (!fused.has_heads) {
         return true;
     }
-    return why.passed(launch_heads(describe(fused.heads, p), where.stream), "launching heads");
+    heads h = describe(fused.heads, p);
+    h.lets_next_start = fused.is_before_ours;
+    return why.passed(launch_heads(h, where.stream), "launching heads");
 }

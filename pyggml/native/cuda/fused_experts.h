@@ -9,4 +9,5 @@
 // Floats between its two launches.
 size_t between_size(const pg_fused_experts & of);
 
-cudaError_t launch_fused_experts(const pg_fused_experts & of, float * between, const product_card & card, cudaStream_t stream);
+cudaError_t launch_fused_experts(const pg_fused_experts & of, float * between, bool is_before_ours, const product_card & card,
+                                 cudaStream_t stream);

@@ -54,7 +54,9 @@ __device__ void store(const heads & h, int part, int token, int64_t row, int at,
 }
 
 __global__ void __launch_bounds__(32 * N_WARPS) store_heads(const __grid_constant__ heads h) {
-    let_next_start();
+    if (h.lets_next_start) {
+        let_next_start();
+    }
     const int lane = threadIdx.x % 32, token = blockIdx.y;
     const int n_heads[2] = {h.q.n_rows / h.head_dim, h.k.n_rows / h.head_dim};
     int head = blockIdx.x * N_WARPS + threadIdx.x / 32;

@@ -19,6 +19,6 @@ struct heads {
     const int32_t * positions;
     const float * freq_factors;
     int n_tokens, head_dim, n_dims;
-    bool is_neox;
+    bool is_neox, lets_next_start;
     float eps, theta_scale, freq_scale, ext_factor, attn_factor, low_dim, high_dim;
 };

@@ -1,5 +1,5 @@
 // Programmatic dependent launch: a kernel may start while the one before it still runs. It then may touch only
-// what no kernel writes (weights), until wait_for_earlier() says that all earlier kernels are done. ggml's kernels do so too.
+// what no kernel writes (weights; or has written before it lets others start), until wait_for_earlier() says that all earlier kernels are done. ggml's kernels do so too.
 // Before compute capability 9.0 kernels start one after another and both do nothing.
 #pragma once
 

@@ -178,7 +178,9 @@ struct product_kernel {
     }
 
     static __device__ __forceinline__ void run(const products & p, char * memory) {
-        let_next_start();
+        if (p.lets_next_start) {
+            let_next_start();
+        }
         const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
         const int group = warp / p.n_group_warps, group_warp = warp % p.n_group_warps;
         const int n_groups = n_warps / p.n_group_warps * gridDim.x;

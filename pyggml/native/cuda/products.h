@@ -58,4 +58,5 @@ struct products {
     int gate;
     int n_group_warps;  // that share a tile
     int n_slots;        // a warp
+    bool lets_next_start;  // while this launch runs
 };

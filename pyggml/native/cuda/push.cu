@@ -20,6 +20,7 @@ using kernel = void (*)(push_rank, push_sum);
 // For the next sum that this thread launches.
 thread_local const ggml_tensor * next_addend = nullptr;
 thread_local ggml_tensor * next_out = nullptr;
+thread_local bool is_before_ours = false;
 
 template <typename NUMBER>
 constexpr kernel KERNELS[PUSH_MAX_RANKS + 1] = {
@@ -184,6 +185,7 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     push_transport & push = *static_cast<push_transport *>(self);
     const ggml_tensor * addend = std::exchange(next_addend, nullptr);
     ggml_tensor * out = std::exchange(next_out, nullptr);
+    const bool lets_ours_start = std::exchange(is_before_ours, false);
     if (push.is_aborted) {
         return PG_FAULT_CLOSED;
     }
@@ -198,7 +200,7 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
         const push_sum sum = {static_cast<char *>(tensor->data) + done * size,
                               addend ? static_cast<const float *>(addend->data) + done : nullptr,
                               out ? static_cast<float *>(out->data) + done : nullptr,
-                              static_cast<int>(std::min(n_all - done, a_launch))};
+                              static_cast<int>(std::min(n_all - done, a_launch)), lets_ours_start || n_all - done > a_launch};
         status = launch(push, rank, tensor->type, sum);
     }
     if (status != cudaSuccess) {
@@ -233,9 +235,10 @@ int poll(void * self, int rank, ggml_backend_t, double deadline_s) {
 
 }  // namespace
 
-void push_with(const ggml_tensor * addend, ggml_tensor * out) {
+void push_with(const ggml_tensor * addend, ggml_tensor * out, bool is_so) {
     next_addend = addend;
     next_out = out;
+    is_before_ours = is_so;
 }
 
 pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,

@@ -37,8 +37,8 @@ struct push_words {
 
 // One rank's view; `inbox[r]` and `flags[r]` lie on rank r's card, which this one reaches.
 struct push_rank {
-    char * inbox[PUSH_MAX_RANKS];      // [2][source][capacity]
-    uint64_t * flags[PUSH_MAX_RANKS];  // [source][PUSH_MAX_BLOCKS]
+    char * inbox[PUSH_MAX_RANKS];        // [2][source][capacity]
+    uint64_t * flags[PUSH_MAX_RANKS];    // [source][PUSH_MAX_BLOCKS]
     uint64_t * letters[PUSH_MAX_RANKS];  // [2][source][PUSH_MAX_LETTERS]
     push_control * control;
     push_words * words;
@@ -54,6 +54,7 @@ struct push_sum {
     const float * addend;
     float * out;
     int n;
+    bool lets_next_start;
 };
 
 // What is summed: how a number lies in memory, and the way to float and back.
@@ -91,11 +92,11 @@ static __device__ void report(const push_rank & me, int source, uint64_t sequenc
     }
 }
 
-// Waits for has_come().
+// Waits for has_come(); `start`, 0 at first, takes when the thread's first look at the clock was.
 template <class CHECK>
-static __device__ __forceinline__ bool wait_until(const push_rank & me, int source, uint64_t sequence, const CHECK & has_come) {
+static __device__ __forceinline__ bool wait_until(const push_rank & me, int source, uint64_t sequence, uint64_t & start,
+                                                  const CHECK & has_come) {
     constexpr int SPINS_A_LOOK = 256;
-    uint64_t start = 0;
     for (int n_spins = 1; !has_come(); n_spins++) {
         if (n_spins % SPINS_A_LOOK != 0) {
             continue;
@@ -112,7 +113,8 @@ static __device__ __forceinline__ bool wait_until(const push_rank & me, int sour
 }
 
 static __device__ bool wait_for_flag(const push_rank & me, const uint64_t * flag, int source, uint64_t sequence) {
-    return wait_until(me, source, sequence, [&] { return load_acquire(flag) >= sequence; });
+    uint64_t start = 0;
+    return wait_until(me, source, sequence, start, [&] { return load_acquire(flag) >= sequence; });
 }
 
 // This sum's number, 0 after a failure. The number may count up once every block has read it (count_block).
@@ -211,7 +213,9 @@ static __device__ void add_up(const push_rank & me, const T * mine, const T & ea
 // number depends on n and the grid only, not on how x is aligned. An addend is for float numbers.
 template <int N_RANKS, typename NUMBER>
 static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
-    let_next_start();
+    if (s.lets_next_start) {
+        let_next_start();
+    }
     wait_for_earlier();
     using stored = typename NUMBER::stored;
     constexpr int A_VECTOR = sizeof(uint4) / sizeof(stored);
@@ -287,9 +291,9 @@ static __device__ __forceinline__ uint64_t letter_of(uint32_t number, uint32_t t
 
 // The float bits of four letters once all of them have come.
 static __device__ __forceinline__ bool take_letters(const push_rank & me, const uint64_t * from, int source, uint64_t sequence,
-                                                    uint32_t tag, uint4 & to) {
+                                                    uint32_t tag, uint64_t & start, uint4 & to) {
     uint64_t a[2], b[2];
-    const bool has_come = wait_until(me, source, sequence, [&] {
+    const bool has_come = wait_until(me, source, sequence, start, [&] {
         load_two(from, a);
         load_two(from + 2, b);
         return a[0] >> 32 == tag && a[1] >> 32 == tag && b[0] >> 32 == tag && b[1] >> 32 == tag;
@@ -298,11 +302,14 @@ static __device__ __forceinline__ bool take_letters(const push_rank & me, const 
     return has_come;
 }
 
-// Sums few float numbers of all ranks, PUSH_MAX_LETTERS at most. A place for letters is used by every second sum, and a
-// rank that sends one has got all letters of the sum before, whose senders had taken all of the sum before that.
+// Sums few float numbers of all ranks, PUSH_MAX_LETTERS at most. A place for letters may be used by every second sum: what came
+// from a rank in the sum before, be it a letter or a flag, says that its kernel of the sum before that has ended. A tag comes
+// again after 2^32 sums, days later, and would have to meet a letter that lay there all the time.
 template <int N_RANKS>
 static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
-    let_next_start();
+    if (s.lets_next_start) {
+        let_next_start();
+    }
     wait_for_earlier();
     __shared__ uint64_t shared_sequence;
     const int at = blockIdx.x * PUSH_N_THREADS + threadIdx.x;
@@ -339,9 +346,11 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUM
         return;
     }
     const uint64_t * mail = me.letters[me.rank] + box;
+    uint64_t start = 0;
 #pragma unroll
     for (int source = 0; source < N_RANKS; source++) {
-        if (source != me.rank && !take_letters(me, mail + static_cast<size_t>(source) * PUSH_MAX_LETTERS, source, sequence, tag, parts[source])) {
+        if (source != me.rank && !take_letters(me, mail + static_cast<size_t>(source) * PUSH_MAX_LETTERS, source, sequence, tag, start,
+                                                   parts[source])) {
             return;
         }
     }

@@ -42,7 +42,9 @@ struct router_kernel {
 
     // `warp_sums` has four places in turn: two of the norm, two of rows.
     static __device__ __forceinline__ void run(const router_product & p, float * warp_sums) {
-        let_next_start();
+        if (p.lets_next_start) {
+            let_next_start();
+        }
         const product_matrix & matrix = p.matrix[0];
         const auto row_at = [&](int row) { return reinterpret_cast<const float *>(matrix.data) + static_cast<int64_t>(row) * p.n_weights; };
         float4 held[2 * N_HELD], weights[N_HELD];
