@@ -26,8 +26,8 @@ def check_bytes(path: Path, **options: Any) -> None:
         facts = device_facts(devices, model, cache)
         planned = placements(model, deal_model(model, asked, facts).demands, cache, llm.n_ctx)
         for real, paper in zip(llm.plan, planned, strict=True):
-            assert real.weights_bytes + real.mapped_bytes == pytest.approx(paper.weights_bytes, rel=0.02)
-            assert real.cache_bytes == pytest.approx(paper.cache_bytes, rel=0.02)
-            sizes = f"results {real.compute_bytes} of {paper.compute_bytes} bytes planned"
-            assert real.compute_bytes <= 1.1 * paper.compute_bytes, sizes
+            told = f"really {real}; planned {paper}"
+            assert real.weights_bytes + real.mapped_bytes == pytest.approx(paper.weights_bytes, rel=0.02), told
+            assert real.cache_bytes == pytest.approx(paper.cache_bytes, rel=0.02), told
+            assert real.compute_bytes <= 1.1 * paper.compute_bytes, told
             assert [getattr(real, name) for name in ALIKE] == [getattr(paper, name) for name in ALIKE]

@@ -56,7 +56,7 @@ int main(int, char ** argument) {
             for (int m = 0; m <= is_gated; m++) {
                 const uint8_t * row = held[m].data() + (static_cast<size_t>(expert) * n_rows + r) * row_bytes;
                 for (int j = 0; j < k; j++) {
-                    dot[m] += q[input * k + j] * value(type, row, j) + (j % 32 ? 0 : offset(type, row, j, x.data() + input * k));
+                    dot[m] += q[input * k + j] * value(type, row, j) + (j % 32 ? 0 : offset(type, row, j, q.data() + input * k));
                 }
             }
             double & result = right[(is_gated ? i : token) * n_rows + r];

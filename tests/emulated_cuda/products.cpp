@@ -23,8 +23,7 @@ static cudaError_t launch(const std::string & type, products & p, const product_
 }
 
 static rounding rounding_of(const std::string & type) {
-    return type == "q8_0" ? ROUNDED_ROTATED : type == "q4_k" || type == "q5_k" ? ROUNDED_QUANT_SUMS
-           : type == "q4_0" || type == "q4_1" ? ROUNDED_VALUE_SUMS : ROUNDED_PLAIN;
+    return type == "q8_0" ? ROUNDED_ROTATED : type == "q6_k" || type == "mxfp4" ? ROUNDED_PLAIN : ROUNDED_WITH_SUMS;
 }
 
 int main(int, char ** argument) {
@@ -61,7 +60,7 @@ int main(int, char ** argument) {
             for (int m = 0; m <= is_gated; m++) {
                 for (int i = 0; i < k; i++) {
                     const uint8_t * row = held[m].data() + r * row_bytes;
-                    dot[m] += q[c * k + i] * value(type, row, i) + (i % 32 ? 0 : offset(type, row, i, input.data() + c * k));
+                    dot[m] += q[c * k + i] * value(type, row, i) + (i % 32 ? 0 : offset(type, row, i, q.data() + c * k));
                 }
             }
             right[c * n_rows + r] = is_gated ? dot[0] / (1 + std::exp(-dot[0])) * dot[1] : dot[0] + (has("residual") ? residual[c * n_rows + r] : 0);

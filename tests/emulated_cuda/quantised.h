@@ -95,7 +95,7 @@ inline double value(const std::string & type, const uint8_t * row, int k) {
     return static_cast<double>(half_of(b + 208)) * static_cast<int8_t>(b[192 + 8 * half + 2 * j + l / 16]) * ((low | high << 4) - 32);
 }
 
-// As ggml rounds activations for these products.
+// As ggml rounds activations for these products; of Q4_0 and Q4_1 it adds sums that were not rounded alike.
 inline std::vector<double> rounded(const std::vector<float> & x) {
     std::vector<double> out(x.size());
     for (size_t start = 0; start < x.size(); start += 32) {
@@ -111,17 +111,17 @@ inline std::vector<double> rounded(const std::vector<float> & x) {
     return out;
 }
 
-// What is added once a block of 32: of q4_0 - 8 d, of q4_1 m, times the sum of the activations as float16.
-inline double offset(const std::string & type, const uint8_t * row, int k, const float * x) {
+// What is added once a block of 32: of q4_0 - 8 d, of q4_1 m, times the sum of the rounded activations.
+inline double offset(const std::string & type, const uint8_t * row, int k, const double * x) {
     if (type != "q4_0" && type != "q4_1") {
         return 0;
     }
     const uint8_t * b = row + k / 32 * shape_of(type).bytes;
-    float sum = 0;
+    double sum = 0;
     for (int i = 0; i < 32; i++) {
         sum += x[k + i];
     }
-    return static_cast<double>(__half2float(__float2half(sum))) * (type == "q4_0" ? -8 * half_of(b) : half_of(b + 2));
+    return sum * (type == "q4_0" ? -8 * half_of(b) : half_of(b + 2));
 }
 
 struct error_sum {

@@ -65,9 +65,9 @@ rounding rounding_for(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q8_0: return ROUNDED_ROTATED;
         case GGML_TYPE_Q4_K:
-        case GGML_TYPE_Q5_K: return ROUNDED_QUANT_SUMS;
+        case GGML_TYPE_Q5_K:
         case GGML_TYPE_Q4_0:
-        case GGML_TYPE_Q4_1: return ROUNDED_VALUE_SUMS;
+        case GGML_TYPE_Q4_1: return ROUNDED_WITH_SUMS;
         default: return ROUNDED_PLAIN;
     }
 }

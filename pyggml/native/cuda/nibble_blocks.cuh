@@ -9,7 +9,7 @@ template <bool HAS_MINIMUM>
 struct q4_01 {
     static constexpr int BLOCK_BYTES = HAS_MINIMUM ? 20 : 18;
     static constexpr int HEADER_BYTES = HAS_MINIMUM ? 4 : 2;
-    static constexpr sum_kind SUMS = sum_kind::of_values;
+    static constexpr sum_kind SUMS = sum_kind::of_quants;
 
     static __device__ __forceinline__ void values(uint32_t word, uint32_t & low, uint32_t & high) {
         low = word & 0x0f0f0f0f;

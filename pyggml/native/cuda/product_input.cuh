@@ -37,13 +37,9 @@ static __device__ __forceinline__ void round_four(float4 v, int column, int i, b
     const int at = i / 32 * N + column;
     const int word = i / 4 % 8;
     float largest = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    float sum = v.x + v.y + v.z + v.w;
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
-        if constexpr (W::SUMS == sum_kind::of_values) {
-            sum += __shfl_xor_sync(0xffffffff, sum, offset);
-        }
     }
     // An integer's low byte lies in the low bits of MAGIC + integer.
     const float d = largest * (1.0f / 127.0f);
@@ -77,8 +73,6 @@ static __device__ __forceinline__ void round_four(float4 v, int column, int i, b
         to.d[at] = rounded * factor;
         if constexpr (W::SUMS == sum_kind::of_quants) {
             to.s[at] = rounded * total * factor;
-        } else if constexpr (W::SUMS == sum_kind::of_values) {
-            to.s[at] = __half2float(__float2half(sum)) * factor;
         }
     }
 }

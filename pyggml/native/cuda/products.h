@@ -33,10 +33,10 @@ struct product_input {
 };
 
 // How activations lie that were rounded for several columns; products that need no sums take those with sums too.
-enum rounding { ROUNDED_NOT, ROUNDED_PLAIN, ROUNDED_QUANT_SUMS, ROUNDED_VALUE_SUMS, ROUNDED_ROTATED };
+enum rounding { ROUNDED_NOT, ROUNDED_PLAIN, ROUNDED_WITH_SUMS, ROUNDED_ROTATED };
 
 constexpr bool serves(rounding kind, rounding wanted) {
-    return kind == wanted || (wanted == ROUNDED_PLAIN && (kind == ROUNDED_QUANT_SUMS || kind == ROUNDED_VALUE_SUMS));
+    return kind == wanted || (wanted == ROUNDED_PLAIN && kind == ROUNDED_WITH_SUMS);
 }
 
 struct rounded_columns {

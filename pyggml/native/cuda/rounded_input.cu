@@ -74,7 +74,7 @@ cudaError_t launch_rounding(products & p, rounding kind, void * memory, cudaStre
         return cudaErrorInvalidValue;
     }
     const size_t n = count_column_blocks(p.n_weights, p.n_columns);
-    const bool has_sums = kind == ROUNDED_QUANT_SUMS || kind == ROUNDED_VALUE_SUMS;
+    const bool has_sums = kind == ROUNDED_WITH_SUMS;
     shared_input into = {};
     into.q = static_cast<uint32_t *>(memory);
     into.d = reinterpret_cast<float *>(into.q + 8 * n);
@@ -84,8 +84,7 @@ cudaError_t launch_rounding(products & p, rounding kind, void * memory, cudaStre
     switch (kind) {
         case ROUNDED_NOT: break;
         case ROUNDED_PLAIN: status = launch_kind<rounded_for<false, sum_kind::none>>(p, into, stream); break;
-        case ROUNDED_QUANT_SUMS: status = launch_kind<rounded_for<false, sum_kind::of_quants>>(p, into, stream); break;
-        case ROUNDED_VALUE_SUMS: status = launch_kind<rounded_for<false, sum_kind::of_values>>(p, into, stream); break;
+        case ROUNDED_WITH_SUMS: status = launch_kind<rounded_for<false, sum_kind::of_quants>>(p, into, stream); break;
         case ROUNDED_ROTATED: status = launch_kind<rounded_for<true, sum_kind::none>>(p, into, stream); break;
     }
     if (p.in.addend) {

@@ -15,7 +15,7 @@
 constexpr int UNIT_WEIGHTS = 256;
 constexpr int UNIT_BLOCKS = UNIT_WEIGHTS / 32;
 
-enum class sum_kind { none, of_quants, of_values };
+enum class sum_kind { none, of_quants };
 
 // Activations of one unit in shared memory, by column-block: words t and t + 4 lie together.
 struct unit_activations {

@@ -7,8 +7,7 @@
 // How a type of weights wants its activations.
 template <class W>
 constexpr rounding rounding_for() {
-    return W::IS_ROTATED ? ROUNDED_ROTATED : W::SUMS == sum_kind::of_quants ? ROUNDED_QUANT_SUMS
-           : W::SUMS == sum_kind::of_values ? ROUNDED_VALUE_SUMS : ROUNDED_PLAIN;
+    return W::IS_ROTATED ? ROUNDED_ROTATED : W::SUMS == sum_kind::of_quants ? ROUNDED_WITH_SUMS : ROUNDED_PLAIN;
 }
 
 template <class W, int N, bool IS_GATED, bool IS_LOOSE, bool IS_STREAMED>
