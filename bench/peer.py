@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _MAX_TRIES = 3
+# What pyggml tells ggml in the environment when it is imported; llama.cpp records its launches by itself.
+_OURS = ("GGML_CUDA_DISABLE_GRAPHS",)
 
 
 class PeerError(Exception):
@@ -35,6 +37,11 @@ def reference_bin() -> Path:
             "llama.cpp's programs are not built: build_ggml.py --reference, or set PYGGML_BENCH_REFERENCE"
         )
     return Path(done.stdout.strip())
+
+
+def their_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of llama.cpp's programs: without what pyggml has set for its own ggml."""
+    return {name: value for name, value in os.environ.items() if name not in _OURS} | dict(env)
 
 
 def speeds(
@@ -92,7 +99,7 @@ def _lines(command: list[str], env: Mapping[str, str]) -> Iterator[dict[str, Any
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, **env},
+            env=their_environment(env),
         )
         assert process.stdout is not None, "it is a pipe"
         try:

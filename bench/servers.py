@@ -6,7 +6,6 @@ Each client's answer comes token by token. The model needs a tokenizer.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from modes import Mode
-from peer import PeerError, reference_bin
+from peer import PeerError, reference_bin, their_environment
 
 START_S = 300.0
 STREAMS = Path(__file__).with_name("streams.py")
@@ -67,7 +66,7 @@ def _serving(command: list[str], env: Mapping[str, str]) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=log, stderr=log, env={**os.environ, **env}
+            [*command, "--port", str(port)], stdout=log, stderr=log, env=their_environment(env)
         )
         try:
             _wait(process, url, log)

@@ -66,9 +66,11 @@ def _layouts(backend: gg.Backend, model: ModelFacts) -> Iterator[tuple[str, bool
     for (name, experts), width in widths.items():
         kind = gg.dtype(name)
         for unit in ROW_UNITS:
-            shape = (*((2,) if experts else ()), unit, width)
+            few, more = ((*((2,) if experts else ()), n * unit, width) for n in (1, 3))
             with contextlib.suppress(gg.DeviceError):  # which loading refuses by the weight's name
-                factor = backend.weight_bytes(shape, kind, experts=experts) / WHOLE.n_bytes(shape, kind)
+                # What rows add: behind a matrix some devices keep a little free, however large it is.
+                sizes = [backend.weight_bytes(shape, kind, experts=experts) for shape in (few, more)]
+                factor = (sizes[1] - sizes[0]) / (WHOLE.n_bytes(more, kind) - WHOLE.n_bytes(few, kind))
                 if factor != 1.0:
                     yield name, experts, unit, factor
                     break

@@ -14,6 +14,7 @@ from planned_bytes import check_bytes
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
+from pyggml.engine import device_facts as device_facts_module
 from pyggml.engine.arrangement import Arrangement, arrange, cache_facts, deal_model
 from pyggml.engine.balance import DeviceFacts
 from pyggml.engine.demand import ModelFacts
@@ -81,6 +82,25 @@ def test_each_ranks_bytes_are_those_of_the_plan(
     arch: str, options: dict[str, Any], where: dict[str, Any], tiny: Callable[..., Path]
 ) -> None:
     check_bytes(tiny(arch, **options), **SMALL, **where)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factors"),
+    [
+        (lambda n: n + 144, []),  # as CUDA keeps free behind a matrix
+        (lambda n: n * 10 // 9 + 144, [pytest.approx(10 / 9, rel=0.02)]),
+    ],
+    ids=["a tail", "a layout"],
+)
+def test_what_rows_take_in_layouts_is_told_from_what_lies_behind_them(
+    sizes: Callable[[int], int], factors: list[Any]
+) -> None:
+    def weight_bytes(shape: Sequence[int], kind: gg.DType, *, experts: bool) -> int:
+        return sizes(WHOLE.n_bytes(shape, kind))
+
+    model = facts(llama_8b(), gg.dtype("q8_0"))
+    found = device_facts_module._layouts(SimpleNamespace(weight_bytes=weight_bytes), model)  # type: ignore[arg-type]
+    assert sorted({factor for *_, factor in found}, key=float) == factors
 
 
 def test_the_bytes_of_all_ranks_are_the_file_and_its_copies(tiny: Callable[..., Path]) -> None:
@@ -187,7 +207,7 @@ def test_fit_auto_moves_to_the_card_that_has_room() -> None:
 
 
 def test_a_cpu_behind_cards_takes_only_the_layers_that_they_cannot() -> None:
-    model = facts(llama_8b())
+    model = facts(llama_8b(), gg.dtype("q8_0"))
     few = arranged(model, [*gpus(1, 20), CPU], layer_split=2, ctx=2048)
     assert [d.layers for d in few.deal.demands] == [(0, 31), (31, 32)]
     many = arranged(model, [*gpus(1, 5), CPU], layer_split=2, ctx=2048)
@@ -214,7 +234,7 @@ def test_unlike_cards_divide_layers_and_heads_by_what_they_have() -> None:
 
 
 def test_the_cache_counts_when_shares_are_held_to_memory() -> None:
-    model = facts(llama_8b())
+    model = facts(llama_8b(), gg.dtype("q8_0"))
     devices = [gpus(1, 16)[0], replace(gpus(2)[1], free_bytes=9 * GIB)]
     found = arranged(model, devices, tp=2, ctx=20000, parallel=4)
     assert found.notes == ("shares by free memory, for want of room: cuda:0 65 %, cuda:1 35 %",)
@@ -222,7 +242,7 @@ def test_the_cache_counts_when_shares_are_held_to_memory() -> None:
 
 
 def test_an_embedding_that_the_device_cannot_look_up_takes_none_of_its_memory() -> None:
-    model = facts(llama_8b())
+    model = facts(llama_8b(), gg.dtype("q8_0"))
     embedding = WHOLE.n_bytes((128256, 4096), model.types["token_embd.weight"])
     (one,) = deal_model(model, LoadOptions(), [replace(gpus(1)[0], looks_up=False)]).demands
     assert one.weights_bytes == total_bytes(model) - embedding
@@ -345,7 +365,7 @@ def test_the_hosts_memory_is_what_linux_and_the_control_groups_leave(
 
 
 def test_cards_that_sum_through_host_memory_are_named() -> None:
-    model = facts(llama_8b())
+    model = facts(llama_8b(), gg.dtype("q8_0"))
     vulkan = [replace(d, name=d.name.replace("cuda", "vulkan")) for d in gpus(2)]
     words = "sums go through host memory, since vulkan:0, vulkan:1 cannot reach other cards; one device may be faster"
     assert words in arranged(model, vulkan, tp=2).notes

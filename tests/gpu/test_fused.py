@@ -134,7 +134,7 @@ def check(
         our_error, their_error = nmse(ours[name], exact[name]), nmse(theirs[name], exact[name])
         print(f"{case} {name}: from exact ours {our_error:.1e}, ggml's {their_error:.1e}")
         assert their_error <= 1e-2  # or what is held to be exact is something else
-        assert our_error <= 1.15 * their_error
+        assert our_error <= (1.15 if ours[name].size >= 1000 else 2.0) * their_error
 
 
 @pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=str)
