@@ -49,7 +49,7 @@ typedef struct {
     const struct ggml_tensor * rope;  // of Q: its parameters, positions and where Q goes
     const struct ggml_tensor * k_rows;  // the nodes that write the cache
     const struct ggml_tensor * v_rows;
-    int head_dim, n_head, n_head_kv;
+    int head_dim;
 } pg_fused_heads;
 
 // For each token, out = residual + the sum over its chosen experts of weight * (down . gate(gate . x, up . x)).
