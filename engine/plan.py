@@ -21,6 +21,7 @@ from .logits import Logits
 from .rank import Rank, Ranks
 
 _HIDDEN = np.float16(-np.inf)
+_MASKS = ("mask", "mask_swa")
 # Steps of more tokens keep a card busy for longer than their launches take.
 MAX_REPLAYED_ROWS = 64
 # Of more rows at once somebody wants the logits themselves.
@@ -213,7 +214,6 @@ class Plan:
             tokens[:] = 0
             positions[:] = 0
             rows[:] = self._cache.trash_row
-        used = set()
         for place in places:
             r, n = place.slot - self.slot0, len(place.ids)
             first_row = place.slot * self._cache.n_rows
@@ -224,11 +224,10 @@ class Plan:
                 tokens[r, :n] = place.ids
                 positions[r, :n] = span
                 rows[r, :n] = first_row + span
-            used.add(r)
-            self._fill_masks(r, place.start, n)
-        for r in range(s.n_seq):
-            if r not in used:
-                self._fill_masks(r, 0, 0)
+        if self._has_masks:
+            stretches = {place.slot - self.slot0: (place.start, len(place.ids)) for place in places}
+            for r in range(s.n_seq):
+                self._fill_masks(r, *stretches.get(r, (0, 0)))
         if "tokens" in feeds:
             feeds["tokens"][:] = tokens.reshape(-1)
         for table, feed in HOST_FEEDS.items():
@@ -242,12 +241,17 @@ class Plan:
         if "out_rows" in feeds:
             feeds["out_rows"][:] = out_rows
 
+    @cached_property
+    def _has_masks(self) -> bool:
+        """Whether the host fills masks, for some device that does not by itself."""
+        return not self.feeds.keys().isdisjoint(_MASKS)
+
     def _fill_masks(self, r: int, start: int, n: int) -> None:
         """Row r of the masks: n tokens from `start`, then padding that sees position 0 only."""
         if self._last[r] == (start, n) and n == 0:
             return
         follows = n == 1 and self._last[r] == (start - 1, 1) and self.shape.n_tokens == 1
-        for name, window in (("mask", 0), ("mask_swa", self._hp.n_swa)):
+        for name, window in zip(_MASKS, (0, self._hp.n_swa)):
             if name not in self.feeds:
                 continue
             mask = self.feeds[name][r, 0]

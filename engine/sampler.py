@@ -91,6 +91,8 @@ class Sampler:
         self.has_edits = bool(bias) or self._has_penalty or self._has_repeat_penalty
         self._top_k = params.top_k if 0 < params.top_k < n_vocab else 0
         self._is_greedy = params.is_greedy
+        is_plain = self._is_greedy and params.logprobs is None
+        self._takes_the_likeliest = is_plain and (not self.has_edits or self._has_only_bans)
         # How many candidates `choose` wants to see first.
         self.n_candidates = 1 if self._is_greedy else self._top_k or N_FIRST_LOOK
 
@@ -111,8 +113,7 @@ class Sampler:
     @property
     def takes_the_likeliest(self) -> bool:
         """Whether the choice is the row's largest logit, with nothing to be told or remembered about it."""
-        plain = self.params.is_greedy and self.params.logprobs is None and self.constraint is None
-        return plain and (not self.has_edits or self._has_only_bans)
+        return self._takes_the_likeliest and self.constraint is None
 
     def allows(self, token: int) -> bool:
         """Whether a token is not banned."""
