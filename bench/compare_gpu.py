@@ -60,29 +60,39 @@ class Comparison:
         shape, _, kind = name.partition(":")
         if shape not in SHAPES:
             return name
-        path = Path(self.options.folder) / f"{shape}-{kind}.gguf"
+        path = self._place(name)
         if not path.exists():
             start = time.perf_counter()
             write(shape, kind, str(path), n_layer=self.options.layers, vocab_from=self.options.vocab_from)
             say(wrote=str(path), seconds=round(time.perf_counter() - start, 1))
         return str(path)
 
+    def _place(self, name: str) -> Path:
+        """Where a shape's file lies or will lie."""
+        return Path(self.options.folder) / f"{name.replace(':', '-', 1)}.gguf"
+
     def run(self) -> None:
         """Measure all models in all modes, as far as the budget goes."""
         for name in self.options.models:
+            had = name.partition(":")[0] not in SHAPES or self._place(name).exists()
             path = self.model_file(name)
-            for mode in self.modes:
-                seconds = self.budget.seconds(name, path, mode)
-                if not self.budget.allows(seconds):
-                    say(skipped=[name, mode.name], needs_s=round(seconds), left_s=round(self.budget.left_s))
-                    continue
-                start = time.perf_counter()
-                self.measure(name, path, mode)
-                say(
-                    done=[name, mode.name],
-                    seconds=round(time.perf_counter() - start, 1),
-                    estimate_s=round(seconds),
-                )
+            self._measure_modes(name, path)
+            if self.options.remove and not had:
+                Path(path).unlink()
+
+    def _measure_modes(self, name: str, path: str) -> None:
+        for mode in self.modes:
+            seconds = self.budget.seconds(name, path, mode)
+            if not self.budget.allows(seconds):
+                say(skipped=[name, mode.name], needs_s=round(seconds), left_s=round(self.budget.left_s))
+                continue
+            start = time.perf_counter()
+            self.measure(name, path, mode)
+            say(
+                done=[name, mode.name],
+                seconds=round(time.perf_counter() - start, 1),
+                estimate_s=round(seconds),
+            )
 
     def measure(self, name: str, path: str, mode: Mode) -> None:
         """One model in one mode."""
@@ -212,6 +222,9 @@ def options() -> argparse.Namespace:
         "--seconds", type=float, default=570, help="begin nothing that would end later than this"
     )
     parser.add_argument("--folder", default="/tmp", help="where synthetic models lie")
+    parser.add_argument(
+        "--remove", action="store_true", help="delete a synthetic model that was written, once it is measured"
+    )
     parser.add_argument("--vocab-from", help="a GGUF whose tokenizer synthetic models get")
     parser.add_argument("--layers", type=int, help="layers of synthetic models, for trials")
     parser.add_argument("--threads", type=int, default=gg.default_threads(), help="where the device is a CPU")
