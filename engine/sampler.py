@@ -277,10 +277,8 @@ def sample(logits: FloatRow | Logits, samplers: Sequence[Sampler]) -> list[Sampl
 
 def likeliest_of(logits: FloatRow) -> list[int] | None:
     """The likeliest token of each row, of equal ones the first; None where a row has none or cannot be used."""
-    at = logits.argmax(axis=1)  # a NaN counts as the largest
-    is_usable = np.isfinite(logits[np.arange(len(at)), at]).all()
-    tokens: list[int] = at.tolist()
-    return tokens if is_usable else None
+    tokens: list[int] = logits.argmax(axis=1).tolist()  # a NaN counts as the largest
+    return tokens if np.isfinite(logits[range(len(tokens)), tokens]).all() else None
 
 
 def _settled(
