@@ -130,11 +130,15 @@ def check(
         assert np.any(theirs[name])
         if apart <= 1e-6:
             continue
+        adds_other_sums = not {"q4_0", "q4_1"}.isdisjoint((case.type, getattr(case, "down", "")))
+        # ggml's kernels for up to 8 columns round as ours do; experts add rounded sums in another order.
+        assert case.n > 8 or apart <= 5e-6 or adds_other_sums
         exact = exact or exact_results(case, inputs)
         our_error, their_error = nmse(ours[name], exact[name]), nmse(theirs[name], exact[name])
         print(f"{case} {name}: from exact ours {our_error:.1e}, ggml's {their_error:.1e}")
         assert their_error <= 1e-2  # or what is held to be exact is something else
-        assert our_error <= (1.15 if ours[name].size >= 1000 else 2.0) * their_error
+        is_few = adds_other_sums and ours[name].size < 1000  # of so few, chance decides whose are nearer
+        assert our_error <= (2.0 if is_few else 1.1) * their_error
 
 
 @pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES], ids=str)
