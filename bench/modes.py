@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NAMES = ("one", "tp", "layer", "tp:nccl-shm", "tp:host", "layer:host")
+NAMES = ("one", "tp", "layer", "tp:push-shm", "tp:nccl-shm", "tp:host", "layer:host")
 USUAL = NAMES[:3]
 
 
@@ -64,7 +64,7 @@ def _on_cards(name: str, devices: Sequence[str]) -> Mode:
         return Mode(f"{kind} {n}", n, ours, flags, {**env, "GGML_CUDA_P2P": "1"}, reads_at_once=n_reading)
     env["NCCL_P2P_DISABLE"] = "1"
     note = "theirs: NCCL_P2P_DISABLE=1"
-    if transport == "host":
+    if transport in ("host", "push-shm"):
         note += ", no peer access"
         if kind == "tp":
             env["GGML_CUDA_ALLREDUCE"] = "internal"

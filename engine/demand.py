@@ -108,10 +108,13 @@ def compute_estimate(
 ) -> int:
     """Bytes of results in the largest step.
 
-    Within a tenth of what two small models took with flash attention, up to half more without.
+    Within a tenth of what two small models took with flash attention, up to half more without. What experts bring
+    out is weighted where their hidden values lay, if there is room, and is kept until then.
     """
     grows = n_ctx * mask_estimate(hp, n_batch=n_batch, has_flash_attention=has_flash_attention)
-    feed_forward = hp.n_expert_used * (3 * hp.n_ff_exp + hp.n_embd) if hp.n_expert else 3 * hp.n_ff
+    hidden = 3 * hp.n_ff_exp
+    of_expert = hidden + hp.n_embd + (hp.n_embd if hidden < hp.n_embd else 0)
+    feed_forward = hp.n_expert_used * of_expert if hp.n_expert else 3 * hp.n_ff
     attention = 2 * (hp.n_head + 2 * hp.n_head_kv) * hp.head_dim
     rows = 4 * n_batch * (3 * hp.n_embd + max(feed_forward, attention))
     return max(grows + rows, 4 * n_slots * hp.n_vocab)

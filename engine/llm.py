@@ -56,7 +56,7 @@ class LLM(Sending):
     f32, f16, bf16, q8_0 and q4_0. A model that does not fit is refused with the options that would
     fit; with `fit` "auto" the first of them are taken.
     `reserve` are MiB that stay free on each device: a number for all, or a list with one a device.
-    `transport` is how ranks exchange sums: push, nccl, nccl-shm or host, by default as measured;
+    `transport` is how ranks exchange sums: push, nccl, push-shm, nccl-shm or host, by default as measured;
     `reduce_dtype` f32, bf16 or f16 is what large sums travel as. Without `cuda_graphs` every step launches
     its kernels one by one.
     With `prefix_cache` a prompt takes what earlier ones with the same beginning left; beginnings that many share

@@ -17,7 +17,7 @@ from .reserve import Asked, Reserve, read_reserve, reserve_on
 FITS = ("off", "auto")
 DEFAULT_BATCH = 512
 REDUCE_DTYPES = ("f32", "bf16", "f16")
-TRANSPORTS = ("auto", "push", "nccl", "nccl-shm", "host")
+TRANSPORTS = ("auto", "push", "nccl", "push-shm", "nccl-shm", "host")
 
 _COUNTS = ("parallel", "batch", "threads", "tp", "layer_split", "ctx")
 _TEXTS = {

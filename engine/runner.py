@@ -31,7 +31,8 @@ MAX_PLANS = 64
 STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
 MAX_READ_BYTES = 1 << 27  # of the logits of one step
-MAX_IN_FLIGHT = 8  # micro-batches of one prefill step where stages work on several at once
+MAX_IN_FLIGHT = 64  # micro-batches of one prefill step where stages work on several at once
+MAX_PLANS_IN_FLIGHT = 8  # of those, where each place in the cache is a plan
 
 
 @dataclass
@@ -145,7 +146,8 @@ class Runner:
     @property
     def limits(self) -> Limits:
         """The most prompt tokens of a step; more than a chunk where stages take turns on several."""
-        n = MAX_IN_FLIGHT if self._ranks.is_split_by_layer else 1
+        most = MAX_IN_FLIGHT if self._can_move else MAX_PLANS_IN_FLIGHT
+        n = most if self._ranks.is_split_by_layer else 1
         max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
         return Limits(self.max_chunk * n, self.max_chunk // 2, max_read)
 

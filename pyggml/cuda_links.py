@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PUSH_MAX_RANKS = 8
 PUSH_CHUNK_ELEMENTS = 1 << 20
+PUSHES = ("push", "push-shm")
 # Odd, misaligned, one token's, several chunks: each proven before a transport is timed.
 PROVEN_SUMS = ((1, 0), (4099, 0), (4099, 3), (65536, 0), (131075, 3), (2 * PUSH_CHUNK_ELEMENTS + 5, 0))
 N_TIMED_SUMS = 32
@@ -91,7 +92,7 @@ class CudaLinks:
             return None
         if self._common:
             return self._common
-        if name == "push":
+        if name in PUSHES:
             too_many = f"{self.n_ranks} ranks; push is for up to {PUSH_MAX_RANKS}"
             return too_many if self.n_ranks > PUSH_MAX_RANKS else None
         if self.library is None:
@@ -152,8 +153,11 @@ class CudaLinks:
         if name == "host":
             return
         ranks = (self.n_ranks, self._handles)
-        if name == "push":
-            made = _do(self._api.push_new, *ranks, PUSH_CHUNK_ELEMENTS, self.wait_s)
+        if name in PUSHES:
+            is_shared = name == "push-shm"
+            # Every rank has an inbox for every other one, and a machine has less pinned memory than its cards have.
+            n_chunk = PUSH_CHUNK_ELEMENTS * 2 // self.n_ranks if is_shared else PUSH_CHUNK_ELEMENTS
+            made = _do(self._api.push_new, *ranks, n_chunk, is_shared, self.wait_s)
         else:
             assert self.library is not None
             nccl.use_settings(peers=name == "nccl")
@@ -162,7 +166,7 @@ class CudaLinks:
         try:
             for type_id in self._proven_types:
                 for n_elements, offset in PROVEN_SUMS:
-                    _do(self._api.check, made, *ranks, n_elements, offset, type_id, name == "push", self.proof_s)
+                    _do(self._api.check, made, *ranks, n_elements, offset, type_id, name in PUSHES, self.proof_s)
         except DeviceError:
             self._free(name)
             raise

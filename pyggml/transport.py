@@ -1,7 +1,7 @@
 """The ways to sum over ranks, and the choice among them: by test and by timing, never by a card's claims.
 
-`push` stores into the peers' memory, `nccl` and `nccl-shm` (peer access off) use NCCL, `host` goes through
-host memory and works everywhere. What the ranks run on is behind `Links`; nothing here knows CUDA.
+`push` stores into the peers' memory, `push-shm` into host memory that all cards reach, `nccl` and `nccl-shm` (peer
+access off) use NCCL, `host` sums on the host and works everywhere. What the ranks run on is behind `Links`; nothing here knows CUDA.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .errors import DeviceError, PyggmlError
 from .peers import PairProof, PeerLinks, prove_pairs
 
 LOG = logging.getLogger("pyggml.transport")
-NAMES = ("push", "nccl", "nccl-shm", "host")
+NAMES = ("push", "nccl", "push-shm", "nccl-shm", "host")
+# What each of these is for is not needed where the other one works.
+SECOND_CHOICES = {"push-shm": "push", "nccl-shm": "nccl"}
 # Sums of one token of a small and of a large model or of a batch, and of a prefill's micro-batch.
 TIMED_ELEMENTS = (4096, 65536, 524288, 2097152)
 MAX_ELEMENTS = 2**63 - 1
@@ -138,9 +140,10 @@ def choose(
     """
     trial = _Trial(links, peers, proof_s)
     for name in (forced,) if forced else NAMES:
-        # NCCL takes its settings once a process: the second way is for hosts where the first fails.
-        if name == "nccl-shm" and not forced and trial.rows["nccl"].passed:
-            trial.rows[name].reason = "not needed: nccl works with peer access"
+        # NCCL takes its settings once a process, and pinned memory is dear: second ways are for hosts where the first fail.
+        first = SECOND_CHOICES.get(name)
+        if first and not forced and trial.rows[first].passed:
+            trial.rows[name].reason = f"not needed: {first} works with peer access"
         elif name == "host" and not time_all and not any(row.passed for row in trial.rows.values()):
             trial.rows[name].passed = True
         else:

@@ -75,9 +75,12 @@ class FakeModule:
         self._kept += [transport, free]
         return transport
 
-    def push_new(self, n_ranks: int, backends: Any, chunk: int, wait_s: float, *reason: Any) -> Any:
-        self.waits["push"] = wait_s
-        return self._made("push") if self._outcome("push_new", *reason) else ffi.NULL
+    def push_new(
+        self, n_ranks: int, backends: Any, chunk: int, is_shared: bool, wait_s: float, *reason: Any
+    ) -> Any:
+        name = "push-shm" if is_shared else "push"
+        self.waits[name], self.chunks[name] = wait_s, chunk
+        return self._made(name) if self._outcome("push_new", *reason) else ffi.NULL
 
     def nccl_new(
         self, library: bytes, name: bytes, n_ranks: int, backends: Any, wait_s: float, *reason: Any
@@ -124,7 +127,7 @@ def test_the_cards_numbers_and_uuids_come_from_their_addresses(monkeypatch: pyte
     links = links_of(monkeypatch, FakeModule(), *TWO)
     assert links.cards == [0x1B, 0x3A]
     assert links.uuids == {TWO[0]: "1b" * 16, TWO[1]: "3a" * 16}
-    assert [links.obstacle(name) for name in ("push", "nccl", "nccl-shm", "host")] == [None] * 4
+    assert [links.obstacle(name) for name in NAMES] == [None] * 5
 
 
 @pytest.mark.parametrize(

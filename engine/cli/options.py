@@ -56,7 +56,7 @@ OPTIONS: tuple[Option, ...] = (
            LOADS, "experts", default="inside"),
     Option("reserve", wholes(0, "MIB[,MIB…]"), "MiB that stay free on each device: one number for all, or one a device",
            PLACES, "1024", default_text="0"),
-    Option("transport", choice(("auto", "push", "nccl", "nccl-shm", "host")),
+    Option("transport", choice(("auto", "push", "nccl", "push-shm", "nccl-shm", "host")),
            "how ranks on cards exchange sums; auto measures which is fastest",
            (*ANSWER, *BENCH, *EVAL), "nccl", default="auto"),
     Option("cuda-graphs", FLAG, "record the launches of a decode step on CUDA cards and replay them",

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 9
+#define PGC_ABI 10
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -39,10 +39,11 @@ typedef struct {
                  char * why, size_t why_size);
 
     // Transports; NULL on failure. pg_group_add_transport takes them over, else call transport->free.
-    // Both hold on to the backends' streams. push: 2 to 8 cards, enables the peers it needs; sums longer than
-    // chunk_elements are cut. nccl: its settings come from the environment at the process's first use of it.
-    pg_transport * (*push_new)(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s,
-                               char * why, size_t why_size);
+    // Both hold on to the backends' streams. push: 2 to 8 cards, enables the peers it needs or goes
+    // through_host, by memory of the host that all cards reach; sums longer than chunk_elements are cut. nccl: its settings
+    // come from the environment at the process's first use of it.
+    pg_transport * (*push_new)(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, bool through_host,
+                               double deadline_s, char * why, size_t why_size);
     pg_transport * (*nccl_new)(const char * library, const char * name, int n_ranks, const ggml_backend_t * backends,
                                double deadline_s, char * why, size_t why_size);
 

@@ -10,6 +10,7 @@
 #include "peer.h"
 #include "proof.h"
 #include "push.h"
+#include "workspace.h"
 
 static bool check(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int offset_elements,
                   int type, bool is_ordered, double deadline_s, char * text, size_t text_size) {
@@ -43,10 +44,13 @@ static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
     return launch_graph(graph, {text, text_size});
 }
 
+// Plans ask for it as they are made, which is when the room that runs usually need is found too.
 static bool can_fuse_on(ggml_backend_t backend) {
     char text[200];
+    const reason why = {text, sizeof(text)};
     place where;
-    return find_place(backend, where, {text, sizeof(text)}) && can_fuse(where);
+    workspace space;
+    return find_place(backend, where, why) && can_fuse(where) && find_workspace(where, 1, space, why);
 }
 
 static bool fuse_launch(const pg_fused * fused, ggml_backend_t backend, char * text, size_t text_size) {

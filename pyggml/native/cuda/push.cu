@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -69,10 +70,13 @@ struct push_transport {
     place places[PUSH_MAX_RANKS];
     push_rank views[PUSH_MAX_RANKS] = {};
     push_words * words[PUSH_MAX_RANKS] = {};
-    void * memory[PUSH_MAX_RANKS] = {};
+    push_control * controls[PUSH_MAX_RANKS] = {};
+    void * mail[PUSH_MAX_RANKS] = {};
+    bool is_through_host = false;
     std::atomic<bool> is_aborted{false};
 
     ~push_transport();
+    bool make_mail(int rank, size_t n_cleared, size_t size, const reason & why);
     bool make_memory(int64_t capacity_bytes, double deadline_s, const reason & why);
     bool prepare_kernels(const reason & why);
     void abort();
@@ -86,7 +90,8 @@ push_transport::~push_transport() {
     }
     for (int rank = 0; rank < n_ranks; rank++) {
         cudaSetDevice(places[rank].card);
-        cudaFree(memory[rank]);
+        cudaFree(controls[rank]);
+        is_through_host ? cudaFreeHost(mail[rank]) : cudaFree(mail[rank]);
         cudaFreeHost(words[rank]);
     }
 }
@@ -109,16 +114,32 @@ void push_transport::abort() {
     }
 }
 
+// What the others write for a rank: on its card, or in host memory that all cards reach.
+bool push_transport::make_mail(int rank, size_t n_cleared, size_t size, const reason & why) {
+    if (is_through_host) {
+        if (!why.passed(cudaHostAlloc(&mail[rank], size, cudaHostAllocMapped | cudaHostAllocPortable), "host memory for inboxes")) {
+            return false;
+        }
+        memset(mail[rank], 0, n_cleared);
+        return true;
+    }
+    return why.passed(cudaMalloc(&mail[rank], size), "memory for inboxes") &&
+           why.passed(cudaMemset(mail[rank], 0, n_cleared), "cudaMemset");
+}
+
 bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, const reason & why) {
     const size_t flags_size = sizeof(uint64_t) * n_ranks * PUSH_MAX_BLOCKS;
     const size_t letters_size = 2 * n_ranks * sizeof(uint64_t) * PUSH_MAX_LETTERS;
     const size_t inbox_size = 2 * n_ranks * capacity_bytes;
-    const size_t control_size = 256;  // keeps what follows aligned
     for (int rank = 0; rank < n_ranks; rank++) {
-        void * host = nullptr;
+        void * control = nullptr, * host = nullptr;
         if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
-            !why.passed(cudaMalloc(&memory[rank], control_size + flags_size + letters_size + inbox_size), "memory for inboxes") ||
-            !why.passed(cudaMemset(memory[rank], 0, control_size + flags_size + letters_size), "cudaMemset") ||
+            !why.passed(cudaMalloc(&control, sizeof(push_control)), "memory for a counter")) {
+            return false;
+        }
+        controls[rank] = static_cast<push_control *>(control);
+        if (!why.passed(cudaMemset(control, 0, sizeof(push_control)), "cudaMemset") ||
+            !make_mail(rank, flags_size + letters_size, flags_size + letters_size + inbox_size, why) ||
             !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize") ||
             !why.passed(cudaHostAlloc(&host, sizeof(push_words), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) {
             return false;
@@ -128,12 +149,12 @@ bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, cons
     for (int rank = 0; rank < n_ranks; rank++) {
         push_rank & view = views[rank];
         for (int owner = 0; owner < n_ranks; owner++) {
-            char * base = static_cast<char *>(memory[owner]) + control_size;
+            char * base = static_cast<char *>(mail[owner]);
             view.flags[owner] = reinterpret_cast<uint64_t *>(base);
             view.letters[owner] = reinterpret_cast<uint64_t *>(base + flags_size);
             view.inbox[owner] = base + flags_size + letters_size;
         }
-        view.control = static_cast<push_control *>(memory[rank]);
+        view.control = controls[rank];
         view.words = words[rank];
         view.deadline_ns = static_cast<uint64_t>(deadline_s * 1e9);
         view.rank = rank;
@@ -241,8 +262,8 @@ void push_with(const ggml_tensor * addend, ggml_tensor * out, bool is_so) {
     is_before_ours = is_so;
 }
 
-pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, double deadline_s, char * text,
-                        size_t text_size) {
+pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, bool through_host, double deadline_s,
+                        char * text, size_t text_size) {
     const reason why = {text, text_size};
     auto push = std::make_unique<push_transport>();
     if (n_ranks > PUSH_MAX_RANKS) {
@@ -255,12 +276,16 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
     }
     for (int rank = 0; rank < n_ranks; rank++) {
         for (int peer = 0; peer < n_ranks; peer++) {
-            if (peer != rank && enable_peer(push->places[rank].card, push->places[peer].card, text, text_size) != PGC_PEER_ENABLED) {
+            if (!through_host && peer != rank && enable_peer(push->places[rank].card, push->places[peer].card, text, text_size) != PGC_PEER_ENABLED) {
                 return nullptr;
             }
         }
     }
     push->n_ranks = n_ranks;
+    push->is_through_host = through_host;
+    if (through_host) {
+        snprintf(push->name.text, sizeof(push->name.text), "push-shm");
+    }
     if (!push->make_memory(capacity_bytes, deadline_s, why) || !push->prepare_kernels(why)) {
         return nullptr;
     }

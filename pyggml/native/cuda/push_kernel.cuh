@@ -35,7 +35,7 @@ struct push_words {
     uint64_t sequence;
 };
 
-// One rank's view; `inbox[r]` and `flags[r]` lie on rank r's card, which this one reaches.
+// One rank's view; `inbox[r]` and `flags[r]` lie on rank r's card, which this one reaches, or all in memory of the host.
 struct push_rank {
     char * inbox[PUSH_MAX_RANKS];        // [2][source][capacity]
     uint64_t * flags[PUSH_MAX_RANKS];    // [source][PUSH_MAX_BLOCKS]
@@ -96,7 +96,8 @@ static __device__ void report(const push_rank & me, int source, uint64_t sequenc
 template <class CHECK>
 static __device__ __forceinline__ bool wait_until(const push_rank & me, int source, uint64_t sequence, uint64_t & start,
                                                   const CHECK & has_come) {
-    constexpr int SPINS_A_LOOK = 256;
+    // Milliseconds: reads of one word of host memory wait for each other, and all blocks look at the same time.
+    constexpr int SPINS_A_LOOK = 8192;
     for (int n_spins = 1; !has_come(); n_spins++) {
         if (n_spins % SPINS_A_LOOK != 0) {
             continue;

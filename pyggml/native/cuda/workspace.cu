@@ -4,16 +4,25 @@
 #include <mutex>
 #include <utility>
 
-bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why) {
-    constexpr size_t LEAST_FLOATS = 1 << 18;
+// A stream's own, which only the thread that works with the stream touches.
+static workspace & of_stream(const place & where) {
     static std::mutex lock;
     static std::map<std::pair<int, cudaStream_t>, workspace> known;
     std::lock_guard<std::mutex> guard(lock);
-    workspace & of = known[{where.card, where.stream}];
+    return known[{where.card, where.stream}];
+}
+
+// Other ranks' kernels may wait for what this thread launches next: nothing here waits for a card, nor holds a lock meanwhile.
+bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why) {
+    constexpr size_t LEAST_FLOATS = 1 << 18;
+    workspace & of = of_stream(where);
     if (!of.n_read) {
-        if (!why.passed(cudaMalloc(&of.n_read, sizeof(unsigned)), "cudaMalloc") ||
-            !why.passed(cudaMemset(of.n_read, 0, sizeof(unsigned)), "cudaMemset") ||
-            !why.passed(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) {
+        if (!why.passed(cudaMalloc(&of.n_read, sizeof(unsigned)), "cudaMalloc")) {
+            return false;
+        }
+        if (!why.passed(cudaMemsetAsync(of.n_read, 0, sizeof(unsigned), where.stream), "cudaMemsetAsync")) {
+            cudaFree(of.n_read);
+            of.n_read = nullptr;
             return false;
         }
     }
