@@ -5,7 +5,7 @@ usage: compare_gpu.py [--models llama-8b:q8_0,...] [--modes one,tp,layer] [--wha
 
 A model is SHAPE:TYPE (written by synthetic_model.py into --folder if absent) or a file. For each model and mode the two
 take turns for --rounds of --repeat runs each, after a cold run that is left out; medians are compared.
-A mode with a colon (tp:nccl-shm, tp:host, layer:host) is for cards without peer access, for both sides.
+A mode with a colon (tp:push-shm, tp:nccl-shm, tp:host, layer:host) is for cards without peer access, for both sides.
 Every sample and every finished row is a line of JSON at once; at the end come a table, the targets, and one JSON line.
 """
 

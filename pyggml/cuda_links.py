@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from .group import Group, RankGraph
 
 PUSH_MAX_RANKS = 8
-PUSH_CHUNK_ELEMENTS = 1 << 20
 PUSHES = ("push", "push-shm")
-# Odd, misaligned, one token's, several chunks: each proven before a transport is timed.
-PROVEN_SUMS = ((1, 0), (4099, 0), (4099, 3), (65536, 0), (131075, 3), (2 * PUSH_CHUNK_ELEMENTS + 5, 0))
+# Odd, misaligned, one token's, many parts of push: each proven before a transport is timed.
+PROVEN_SUMS = ((1, 0), (4099, 0), (4099, 3), (65536, 0), (131075, 3), (2**21 + 5, 0))
 N_TIMED_SUMS = 32
 
 
@@ -154,10 +153,7 @@ class CudaLinks:
             return
         ranks = (self.n_ranks, self._handles)
         if name in PUSHES:
-            is_shared = name == "push-shm"
-            # Every rank has an inbox for every other one, and a machine has less pinned memory than its cards have.
-            n_chunk = PUSH_CHUNK_ELEMENTS * 2 // self.n_ranks if is_shared else PUSH_CHUNK_ELEMENTS
-            made = _do(self._api.push_new, *ranks, n_chunk, is_shared, self.wait_s)
+            made = _do(self._api.push_new, *ranks, name == "push-shm", self.wait_s)
         else:
             assert self.library is not None
             nccl.use_settings(peers=name == "nccl")

@@ -42,7 +42,7 @@ class Group:
     `deadline_s` bounds the wait of one rank for another that has nothing to do or waits itself; one that
     computes is waited for. Between CUDA cards sums take the fastest
     transport that proved itself at the start; `transport` (or PYGGML_TRANSPORT) forces one of push, nccl,
-    nccl-shm and host. What was tried is in `transports`. Large sums travel as `reduce_dtype`, which is f32,
+    push-shm, nccl-shm and host. What was tried is in `transports`. Large sums travel as `reduce_dtype`, which is f32,
     bf16 or f16 (see reduce_type.py). Tests of links that take long count until the machine or its software
     changes; `retest` makes them anew.
     Raises DeviceError. Use it as a context manager or close() it; one that is dropped closes itself.

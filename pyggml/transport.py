@@ -1,7 +1,8 @@
 """The ways to sum over ranks, and the choice among them: by test and by timing, never by a card's claims.
 
 `push` stores into the peers' memory, `push-shm` into host memory that all cards reach, `nccl` and `nccl-shm` (peer
-access off) use NCCL, `host` sums on the host and works everywhere. What the ranks run on is behind `Links`; nothing here knows CUDA.
+access off) use NCCL, `host` sums on the host and works everywhere. What the ranks run on is behind `Links`; nothing
+here knows CUDA.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def choose(
     """
     trial = _Trial(links, peers, proof_s)
     for name in (forced,) if forced else NAMES:
-        # NCCL takes its settings once a process, and pinned memory is dear: second ways are for hosts where the first fail.
+        # NCCL takes its settings once a process, and pinned memory is dear: second ways are for where the first fail.
         first = SECOND_CHOICES.get(name)
         if first and not forced and trial.rows[first].passed:
             trial.rows[name].reason = f"not needed: {first} works with peer access"

@@ -17,6 +17,7 @@ from pyggml.engine.cli.findings import findings
 from pyggml.engine.examination import CopyTest, Examination
 from pyggml.engine.measuring import SUM_ELEMENTS, Speed
 from pyggml.engine.topology import Seat, between, seat
+from pyggml.transport import NAMES as TRANSPORTS
 
 TWO = ("--device", "cpu,cpu", "--threads", 1)
 GIB = 2**30
@@ -47,9 +48,7 @@ def test_the_text_has_a_line_for_each_copy_and_each_transport(capsys: pytest.Cap
     assert (result.status, result.err) == (0, "examining cpu, cpu ...\n")
     assert sum(line[1:2] == ["->"] and line[5] == "ok" for line in lines) == 2
     assert ["transport", *map(str, SUM_ELEMENTS)] in lines
-    assert [line[0] for line in lines if line and line[0] in ("push", "nccl", "nccl-shm", "host")] == [
-        "push", "nccl", "nccl-shm", "host",
-    ]  # fmt: skip
+    assert [line[0] for line in lines if line and line[0] in TRANSPORTS] == list(TRANSPORTS)
 
 
 @pytest.mark.parametrize("name", ["doctor.json", "doctor.md"])

@@ -114,16 +114,16 @@ def test_what_would_end_too_late_is_not_begun(reference_bin: Path, tiny: Callabl
 def test_llama_cpp_gets_the_same_restriction_as_we_do() -> None:
     found = {
         mode.name: mode
-        for mode in modes(("tp", "tp:nccl-shm", "tp:host", "layer:host"), ["cuda:1", "cuda:3"], 1)
+        for mode in modes(("tp", "tp:nccl-shm", "tp:push-shm", "tp:host", "layer:host"), ["cuda:1", "cuda:3"], 1)
     }
-    free, shm, host, layers = found.values()
+    free, shm, push, host, layers = found.values()
     assert free.their_env == {"CUDA_VISIBLE_DEVICES": "1,3", "GGML_CUDA_P2P": "1"} and free.our_env == {}
-    for mode in (shm, host, layers):
+    for mode in (shm, push, host, layers):
         assert "GGML_CUDA_P2P" not in mode.their_env and mode.their_env["NCCL_P2P_DISABLE"] == "1"
         assert mode.our_env == {"PYGGML_P2P": "0"}
-    assert (shm.ours["transport"], host.ours["transport"]) == ("nccl-shm", "host")
-    assert host.their_env["GGML_CUDA_ALLREDUCE"] == "internal"
-    assert [mode.their_flags[-1] for mode in found.values() if mode.their_flags] == ["tensor"] * 3 + ["layer"]
+    assert [mode.ours["transport"] for mode in (shm, push, host)] == ["nccl-shm", "push-shm", "host"]
+    assert push.their_env["GGML_CUDA_ALLREDUCE"] == host.their_env["GGML_CUDA_ALLREDUCE"] == "internal"
+    assert [mode.their_flags[-1] for mode in found.values() if mode.their_flags] == ["tensor"] * 4 + ["layer"]
 
 
 def row(mode: str, what: str, n: int, ours: float, theirs: float, model: str = "llama-8b:q8_0") -> Row:

@@ -16,7 +16,7 @@ from pyggml._ffi import ffi, lib
 from pyggml.cuda_links import PROVEN_SUMS, CudaLinks
 from pyggml.errors import DeviceError
 from pyggml.peers import PairProof, prove_pairs
-from pyggml.transport import choose
+from pyggml.transport import NAMES, choose
 
 
 @dataclass
@@ -76,10 +76,10 @@ class FakeModule:
         return transport
 
     def push_new(
-        self, n_ranks: int, backends: Any, chunk: int, is_shared: bool, wait_s: float, *reason: Any
+        self, n_ranks: int, backends: Any, is_through_host: bool, wait_s: float, *reason: Any
     ) -> Any:
-        name = "push-shm" if is_shared else "push"
-        self.waits[name], self.chunks[name] = wait_s, chunk
+        name = "push-shm" if is_through_host else "push"
+        self.waits[name] = wait_s
         return self._made(name) if self._outcome("push_new", *reason) else ffi.NULL
 
     def nccl_new(
@@ -159,9 +159,7 @@ def test_nine_cards_still_have_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_module_nothing_but_host_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     links = links_of(monkeypatch, None, *TWO)
-    assert [links.obstacle(name) for name in ("push", "nccl", "host")] == [
-        "libpyggml-cuda.so is not built"
-    ] * 2 + [None]
+    assert [links.obstacle(name) for name in NAMES] == ["libpyggml-cuda.so is not built"] * 4 + [None]
 
 
 def test_without_nccl_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +178,7 @@ def test_healthy_cards_choose_by_size_and_free_what_nobody_took(monkeypatch: pyt
     module = FakeModule()
     links = links_of(monkeypatch, module, *TWO)
     report = choose(links)
-    assert [row.passed for row in report.rows] == [True, True, False, True]
+    assert [row.name for row in report.rows if row.passed] == ["push", "nccl", "host"]
     assert module.waits == {"push": 33.0}
     assert {(n % 4 > 0, offset % 4 > 0) for n, offset, _ in module.checked} >= {
         (True, False),
@@ -193,6 +191,17 @@ def test_healthy_cards_choose_by_size_and_free_what_nobody_took(monkeypatch: pyt
     assert module.freed == ["nccl"] and taken.free != ffi.NULL
 
 
+def test_without_peers_push_goes_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FakeModule()
+    links = links_of(monkeypatch, module, *TWO)
+    report = choose(links, peers=False)
+    assert [row.name for row in report.rows if row.passed] == ["push-shm", "nccl-shm", "host"]
+    assert module.waits == {"push-shm": 33.0}
+    assert {ordered for *_, ordered in module.checked[: len(PROVEN_SUMS)]} == {True}
+    links.close()
+    assert sorted(module.freed) == ["nccl-shm", "push-shm"]
+
+
 @pytest.mark.parametrize("function", ["push_new", "check", "time"])
 def test_a_transport_that_fails_is_freed_at_once_and_tells_why(
     function: str, monkeypatch: pytest.MonkeyPatch
@@ -200,7 +209,8 @@ def test_a_transport_that_fails_is_freed_at_once_and_tells_why(
     module = FakeModule({function: "rank 1 is broken"})
     links = links_of(monkeypatch, module, *TWO)
     report = choose(links)
-    assert "rank 1 is broken" in report.row("push").reason and not report.row("push").passed
+    for name in ("push", "push-shm"):
+        assert "rank 1 is broken" in report.row(name).reason and not report.row(name).passed
     links.close()
     assert module.freed.count("push") == (0 if function == "push_new" else 1)
 

@@ -251,7 +251,8 @@ def test_transports_are_those_there_are_and_others_are_refused(tiny: Callable[..
     assert TRANSPORTS == ("auto", *BUILT)
     (option,) = (o for o in OPTIONS if o.name == "transport")
     assert [option.kind.read(name) for name in TRANSPORTS] == list(TRANSPORTS)
-    with pytest.raises(ConfigError, match="transport = 'rdma'; auto, push, nccl, nccl-shm and host are supported"):
+    supported = "auto, push, nccl, push-shm, nccl-shm and host are supported"
+    with pytest.raises(ConfigError, match=f"transport = 'rdma'; {supported}"):
         LoadOptions(transport="rdma")
     path = tiny("llama")
     with LLM(path, device="cpu,cpu", tp=2, ctx=64, transport="host") as llm:

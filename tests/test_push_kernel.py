@@ -1,4 +1,4 @@
-"""The push kernel's source, run on processors with fewer threads and blocks: sums, replays, a rank that never comes."""
+"""The push kernels' source, run on processors with fewer threads and blocks: sums, replays, a rank that never comes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ import pytest
 import pyggml as gg
 
 TESTS = Path(__file__).resolve().parent
-KERNEL = TESTS.parent / "pyggml" / "native" / "cuda" / "push_kernel.cuh"
-SMALLER = {"PUSH_N_THREADS": 12, "PUSH_MAX_BLOCKS": 3, "PUSH_MAX_LETTERS": 100, "SPINS_A_LOOK": 16}
+KERNELS = [TESTS.parent / "pyggml" / "native" / "cuda" / f"push_{name}.cuh" for name in ("rank", "parts", "letters")]
+SMALLER = {
+    "PUSH_N_THREADS": 12, "PUSH_MAX_BLOCKS": 3, "PUSH_MAX_LETTERS": 128, "PUSH_PART_BYTES": 64, "SPINS_A_LOOK": 16
+}  # fmt: skip
 COMPILER = shutil.which("c++") or shutil.which("g++")
 
 
 @pytest.fixture(scope="module")
 def push(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, from a copy of the kernel beside the stand-in for CUDA's words."""
+    """The program, from copies of the kernels beside the stand-in for CUDA's words."""
     if COMPILER is None:
         pytest.skip("no C++ compiler: sudo apt install g++")
     folder = tmp_path_factory.mktemp("push")
-    source = KERNEL.read_text()
+    sources = {path.name: path.read_text() for path in KERNELS}
     for name, value in SMALLER.items():
-        source, n = re.subn(rf"(constexpr int {name} = )\d+", rf"\g<1>{value}", source)
-        assert n == 1
-    (folder / KERNEL.name).write_text(source)
+        pattern, smaller = rf"(constexpr int {name} = )\d+", rf"\g<1>{value}"
+        assert sum(len(re.findall(pattern, source)) for source in sources.values()) == 1
+        sources = {path: re.sub(pattern, smaller, source) for path, source in sources.items()}
+    for path, source in sources.items():
+        (folder / path).write_text(source)
     for path in (TESTS / "emulated").iterdir():
         shutil.copy(path, folder)
     command = [COMPILER, "-std=c++20", "-O1", "-Wno-unknown-pragmas", "push.cpp", "-o", "push", "-lpthread"]

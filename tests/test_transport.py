@@ -31,7 +31,7 @@ from pyggml.transport import (
 Copy = Callable[[bytes, bool], bytes]
 STALE = b"\xa5"
 PROOF_S = 0.2
-SPEED = {"push": 1e-6, "nccl": 2e-6, "nccl-shm": 5e-6, "host": 50e-6}
+SPEED = {"push": 1e-6, "nccl": 2e-6, "push-shm": 4e-6, "nccl-shm": 5e-6, "host": 50e-6}
 
 
 class FakeLinks:
@@ -147,13 +147,14 @@ def test_a_lying_pair_is_closed_in_both_directions_and_no_other_is(fault: Copy) 
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_where_every_pair_lies_nccl_stays_without_its_peers(fault: Copy) -> None:
+@pytest.mark.parametrize(("has_push", "used"), [(True, "push-shm"), (False, "nccl-shm")])
+def test_where_every_pair_lies_what_needs_no_peers_stays(fault: Copy, has_push: bool, used: str) -> None:
     faults = {(a, b): fault for a in range(3) for b in range(3) if a != b}
-    links = FakeLinks(3, faults=faults)
+    links = FakeLinks(3, faults=faults, obstacles={} if has_push else {"push-shm": "9 ranks"})
     report = choose(links, proof_s=PROOF_S)
-    assert [row.name for row in report.rows if row.passed] == ["nccl-shm", "host"]
+    assert [row.name for row in report.rows if row.passed] == [used, "nccl-shm", "host"][not has_push :]
     assert links.tried == ["nccl-shm"] and not links.enabled
-    assert report.name_for(4096) == "nccl-shm"
+    assert report.name_for(4096) == used
 
 
 def test_each_failing_direction_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,11 +179,12 @@ def test_pairs_are_closed_after_their_proof_where_push_cannot_use_them() -> None
     assert not links.enabled and all(pair.passed for pair in report.pairs) and len(report.pairs) == 90
 
 
-def test_healthy_links_use_the_fastest_and_skip_the_second_nccl() -> None:
+def test_healthy_links_use_the_fastest_and_skip_second_choices() -> None:
     links = FakeLinks()
     report = choose(links, proof_s=PROOF_S)
     assert report.spans == [Span("push", 0, MAX_ELEMENTS)]
-    assert [row.passed for row in report.rows] == [True, True, False, True]
+    assert [row.name for row in report.rows if row.passed] == ["push", "nccl", "host"]
+    assert report.row("push-shm").reason == "not needed: push works with peer access"
     assert links.tried == ["nccl"]
 
 
@@ -220,12 +222,12 @@ def test_a_timing_that_fails_rejects_the_transport() -> None:
 def test_without_peers_no_pair_is_touched() -> None:
     links = FakeLinks(faults={(0, 1): never_return})
     report = choose(links, peers=False, proof_s=PROOF_S)
-    assert [row.passed for row in report.rows] == [False, False, True, True]
+    assert [row.name for row in report.rows if row.passed] == ["push-shm", "nccl-shm", "host"]
     assert report.pairs == [] and report.row("push").reason == "peer access is switched off"
 
 
 def test_host_alone_is_timed_only_on_request() -> None:
-    obstacles = dict.fromkeys(NAMES[:3], "rank 0 is on cpu")
+    obstacles = dict.fromkeys(NAMES[:4], "rank 0 is on cpu")
     assert choose(FakeLinks(obstacles=obstacles)).row("host").seconds == {}
     timed = choose(FakeLinks(obstacles=obstacles), time_all=True).row("host")
     assert tuple(timed.seconds) == TIMED_ELEMENTS
@@ -244,7 +246,7 @@ def test_a_forced_transport_takes_every_size(name: str) -> None:
 def test_a_forced_transport_that_fails_names_those_that_would_work() -> None:
     links = FakeLinks(3, faults={(0, 1): drop_tail})
     with pytest.raises(
-        DeviceError, match=r"transport push cannot be used here: rank 0 .*would work: nccl-shm, host"
+        DeviceError, match=r"transport push cannot be used here: rank 0 .*would work: push-shm, nccl-shm, host"
     ):
         choose(links, forced="push", proof_s=PROOF_S)
 
@@ -266,7 +268,7 @@ def test_the_option_wins_over_the_variable(option: str | None, variable: str, na
 
 def test_an_unknown_transport_is_refused_with_the_names() -> None:
     with pytest.raises(
-        DeviceError, match=r"transport 'nvlink' does not exist; there are push, nccl, nccl-shm, host"
+        DeviceError, match=r"transport 'nvlink' does not exist; there are push, nccl, push-shm, nccl-shm, host"
     ):
         forced_name("nvlink")
 

@@ -40,7 +40,7 @@ typedef struct {
     int (*enable_peer)(int card, int peer, char *why, size_t why_size);
     void (*disable_peer)(int card, int peer);
     bool (*copy)(int from, int to, bool by_kernel, const void *sent, void *received, size_t size, double deadline_s, char *why, size_t why_size);
-    pg_transport *(*push_new)(int n_ranks, const ggml_backend_t *backends, int64_t chunk_elements, bool through_host, double deadline_s, char *why, size_t why_size);
+    pg_transport *(*push_new)(int n_ranks, const ggml_backend_t *backends, bool through_host, double deadline_s, char *why, size_t why_size);
     pg_transport *(*nccl_new)(const char *library, const char *name, int n_ranks, const ggml_backend_t *backends, double deadline_s, char *why, size_t why_size);
     pg_mover *(*mover_new)(int n_ranks, const ggml_backend_t *backends, const bool *may_copy, char *why, size_t why_size);
     bool (*check)(pg_transport *transport, int n_ranks, const ggml_backend_t *backends, int64_t n_elements, int offset_elements, int type, bool is_ordered, double deadline_s, char *why, size_t why_size);

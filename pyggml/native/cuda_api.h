@@ -40,9 +40,9 @@ typedef struct {
 
     // Transports; NULL on failure. pg_group_add_transport takes them over, else call transport->free.
     // Both hold on to the backends' streams. push: 2 to 8 cards, enables the peers it needs or goes
-    // through_host, by memory of the host that all cards reach; sums longer than chunk_elements are cut. nccl: its settings
+    // through_host, by memory of the host that all cards reach. nccl: its settings
     // come from the environment at the process's first use of it.
-    pg_transport * (*push_new)(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, bool through_host,
+    pg_transport * (*push_new)(int n_ranks, const ggml_backend_t * backends, bool through_host,
                                double deadline_s, char * why, size_t why_size);
     pg_transport * (*nccl_new)(const char * library, const char * name, int n_ranks, const ggml_backend_t * backends,
                                double deadline_s, char * why, size_t why_size);

@@ -3,7 +3,8 @@
 // Prints "right" or the first wrong sum; with a missing rank what
 // each other rank reports: "error source sequence". `push TYPE narrow` rounds what comes on standard input.
 
-#include "push_kernel.cuh"
+#include "push_letters.cuh"
+#include "push_parts.cuh"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -14,7 +15,7 @@
 #include <vector>
 
 using kernel = void (*)(push_rank, push_sum);
-constexpr int CAPACITY_BYTES = 512, MAX_ELEMENTS = 320, CONTROL_SIZE = 256;
+constexpr int MAX_ELEMENTS = 320, CONTROL_SIZE = 256, INBOX_SIZE = 2 * PUSH_MAX_BLOCKS * PUSH_N_PLACES * PUSH_PART_BYTES;
 
 static char * shared_memory(size_t size) {
     return static_cast<char *>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -57,7 +58,7 @@ struct world {
         const size_t letters_size = 2 * n * sizeof(uint64_t) * PUSH_MAX_LETTERS;
         char * memory[PUSH_MAX_RANKS];
         for (int rank = 0; rank < n; rank++) {
-            memory[rank] = shared_memory(CONTROL_SIZE + flags_size + letters_size + 2 * n * CAPACITY_BYTES);
+            memory[rank] = shared_memory(CONTROL_SIZE + flags_size + letters_size + n * INBOX_SIZE);
             values[rank] = reinterpret_cast<stored *>(shared_memory(sizeof(stored) * 3 * n_sums * MAX_ELEMENTS));
         }
         for (int rank = 0; rank < n; rank++) {
@@ -71,7 +72,7 @@ struct world {
             view.words = reinterpret_cast<push_words *>(shared_memory(sizeof(push_words)));
             view.deadline_ns = deadline_ns;
             view.rank = rank;
-            view.capacity = CAPACITY_BYTES;
+            view.n_blocks = PUSH_MAX_BLOCKS;
         }
     }
 
@@ -121,7 +122,6 @@ struct world {
     void run_rank(int rank, int n_sums) const {
         srand(rank + 77);
         for (int sum = 0; sum < n_sums; sum++) {
-            constexpr int a_launch = CAPACITY_BYTES / sizeof(stored);
             stored * x = tensor(sum, rank);
             auto * addends = reinterpret_cast<float *>(tensor(sum, rank, 1)), * out = reinterpret_cast<float *>(tensor(sum, rank, 2));
             const int n = n_elements_of(sum);
@@ -131,13 +131,10 @@ struct world {
                     addends[i] = addend(sum, i);
                 }
             }
-            for (int done = 0; done < n; done += a_launch) {
-                usleep(rand() % 3 == 0 ? rand() % 2000 : 0);
-                const bool adds = has_addend(sum);
-                float * places[] = {out, reinterpret_cast<float *>(x), addends};  // results may take the place of either
-                launch(rank, {x + done, adds ? addends + done : nullptr, adds ? places[sum / 3 % 3] + done : nullptr,
-                              std::min(n - done, a_launch), true}, sum % 3);
-            }
+            usleep(rand() % 3 == 0 ? rand() % 2000 : 0);
+            const bool adds = has_addend(sum);
+            float * places[] = {out, reinterpret_cast<float *>(x), addends};  // results may take the place of either
+            launch(rank, {x, adds ? addends : nullptr, adds ? places[sum / 3 % 3] : nullptr, n, true}, sum % 3);
         }
     }
 };

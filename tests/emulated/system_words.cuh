@@ -31,7 +31,8 @@ struct alignas(16) uint4 {
 inline thread_local index_of threadIdx;
 inline index_of blockIdx, gridDim;
 inline std::barrier<> * block_meeting;
-inline std::atomic<int> block_vote{0};
+inline std::atomic<int> block_votes[3];
+inline thread_local int n_votes;
 
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     return {x, y, z, w};
@@ -57,10 +58,12 @@ inline void __syncthreads() {
     block_meeting->arrive_and_wait();
 }
 
-inline int __syncthreads_or(int vote) {  // once a kernel
-    block_vote |= vote;
+inline int __syncthreads_or(int vote) {
+    const int now = n_votes++ % 3, before = (now + 2) % 3;
+    block_votes[now] |= vote;
     block_meeting->arrive_and_wait();
-    return block_vote;
+    block_votes[before] = 0;  // all have read it; it is used again after the next meeting
+    return block_votes[now];
 }
 
 inline void __threadfence() {

@@ -91,7 +91,7 @@ def test_a_card_and_the_cpu_together(tiny: Callable[..., Path]) -> None:
         assert nmse(logits, right) <= 1e-4
 
 
-@pytest.mark.parametrize("transport", ["push", "nccl"])
+@pytest.mark.parametrize("transport", ["push", "push-shm", "nccl"])
 def test_every_transport_gives_the_same_greedy_tokens(
     transport: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

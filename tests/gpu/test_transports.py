@@ -21,7 +21,7 @@ import pytest
 import pyggml as gg
 from pyggml import nccl
 from pyggml._ffi import ffi, lib
-from pyggml.cuda_links import CudaLinks, attach, host_seconds
+from pyggml.cuda_links import PUSHES, CudaLinks, attach, host_seconds
 from pyggml.errors import DeviceError
 from pyggml.peers import prove_pairs
 from pyggml.transport import choose
@@ -61,7 +61,7 @@ def test_peers_can_be_closed_and_opened_again(group: gg.Group) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("name", ["push", "nccl"])
+@pytest.mark.parametrize("name", ["push", "push-shm", "nccl"])
 def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group: gg.Group) -> None:
     links = links_of(group)
     links.open(name)
@@ -70,7 +70,7 @@ def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group:
         for n_elements in SIZES:
             for offset in (0, 1, 2, 3):
                 ok = links._api.check(
-                    made, 2, links._handles, n_elements, offset, gg.dtype(kind).id, name == "push", 10.0, reason, 400
+                    made, 2, links._handles, n_elements, offset, gg.dtype(kind).id, name in PUSHES, 10.0, reason, 400
                 )
                 assert ok, f"{n_elements} at {offset}: {ffi.string(reason).decode()}"
     finally:
@@ -79,10 +79,11 @@ def test_sums_are_right_in_every_size_and_alignment(name: str, kind: str, group:
 
 @pytest.mark.parametrize("place", ["apart", "in x", "in addend"])
 @pytest.mark.parametrize("n", [4, 4096, 65535, 65536, 300001])
-def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, place: str, group: gg.Group) -> None:
+@pytest.mark.parametrize("name", PUSHES)
+def test_push_adds_what_only_one_rank_has_to_the_sum(name: str, n: int, place: str, group: gg.Group) -> None:
     links = links_of(group)
-    links.open("push")
-    made = links.take("push")
+    links.open(name)
+    made = links.take(name)
     x, addend = (RNG.standard_normal((2, 1, n)).astype(np.float32) for _ in range(2))
     graphs = [gg.Graph(backend) for backend in group.backends]
     tensors = [[g.weight(table) for table in (x[i], addend[i], 0 * x[i])] for i, g in enumerate(graphs)]
@@ -106,7 +107,7 @@ def test_push_adds_what_only_one_rank_has_to_the_sum(n: int, place: str, group: 
         graph.close()
 
 
-@pytest.mark.parametrize("name", ["push", "nccl"])
+@pytest.mark.parametrize("name", ["push", "push-shm", "nccl"])
 def test_a_captured_graph_replays_and_sums_stay_right_after_it(name: str, group: gg.Group) -> None:
     links = links_of(group)
     links.open(name)
@@ -115,13 +116,13 @@ def test_a_captured_graph_replays_and_sums_stay_right_after_it(name: str, group:
         assert 0 < links.seconds(name, n_elements) < 0.01
         made = links._transports[name]
         ok = links._api.check(
-            made, 2, links._handles, n_elements, 0, gg.dtype("f32").id, name == "push", 10.0, reason, 400
+            made, 2, links._handles, n_elements, 0, gg.dtype("f32").id, name in PUSHES, 10.0, reason, 400
         )
         assert ok, ffi.string(reason).decode()
     links.close()
 
 
-@pytest.mark.parametrize("name", ["push", "nccl"])
+@pytest.mark.parametrize("name", ["push", "push-shm", "nccl"])
 def test_a_rank_that_never_comes_is_a_timeout_and_leaves_the_cards_usable(name: str, group: gg.Group) -> None:
     links = links_of(group, wait_s=1.0)
     links.open(name)
@@ -158,7 +159,7 @@ def test_an_abort_ends_a_sum_that_waits(group: gg.Group) -> None:
     graph.close()
 
 
-@pytest.mark.parametrize("name", ["push", "nccl", None])
+@pytest.mark.parametrize("name", ["push", "push-shm", "nccl", None])
 @pytest.mark.parametrize("n", [4096, 300000])
 def test_a_group_sums_as_through_host_memory(
     name: str | None, n: int, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +186,7 @@ def test_a_group_sums_as_through_host_memory(
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-@pytest.mark.parametrize("name", ["push", "nccl", "host"])
+@pytest.mark.parametrize("name", ["push", "push-shm", "nccl", "host"])
 def test_large_sums_travel_in_halves_and_all_ranks_hold_the_same_bits(name: str, kind: str) -> None:
     n = gg.MIN_NARROW_ELEMENTS + 5
     parts = [RNG.standard_normal((1, n)).astype("f4") for _ in range(2)]

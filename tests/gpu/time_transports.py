@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=0, help="default: all cards")
     parser.add_argument("--sizes", default=SIZES, help="elements of float32")
     parser.add_argument(
-        "--transport", action="append", help="default: push, nccl, host, and nccl-shm in a child"
+        "--transport", action="append", help="default: push, push-shm, nccl, host, and nccl-shm in a child"
     )
     parser.add_argument("--no-others", action="store_true", help="start no child")
     parser.add_argument("--json", help="file to write")
@@ -81,7 +81,7 @@ def main() -> int:
     cards = [d.name for d in gg.devices() if d.module == "cuda"]
     cards = cards[: args.ranks or len(cards)]
     sizes = [int(word) for word in args.sizes.split(",")]
-    rows = measure(cards, args.transport or ["push", "nccl", "host"], sizes)
+    rows = measure(cards, args.transport or ["push", "push-shm", "nccl", "host"], sizes)
     print(f"microseconds a sum over {len(cards)} ranks, best of 5")
     print(f"{'transport':<10}{'way':<10}" + "".join(f"{n:>11,}" for n in sizes))
     for row in rows:

@@ -4,7 +4,8 @@
 #include "peer.h"
 #include "place.h"
 #include "push.h"
-#include "push_kernel.cuh"
+#include "push_letters.cuh"
+#include "push_parts.cuh"
 
 #include <algorithm>
 #include <atomic>
@@ -62,6 +63,11 @@ constexpr double DRAIN_TIME_S = 5;
 // Sums of up to so many bytes have their blocks in place before the work before them has ended; more would take its place.
 constexpr int64_t EARLY_BYTES = 32768;
 
+constexpr int64_t LAUNCH_ELEMENTS = 1 << 30;  // which an int counts
+
+// Through host memory: few blocks fill the bus, and memory that cannot be swapped out is dear.
+constexpr int FAR_BLOCKS = 32;
+
 struct push_transport {
     pg_transport face = {};
     transport_name name{"push"};
@@ -77,7 +83,7 @@ struct push_transport {
 
     ~push_transport();
     bool make_mail(int rank, size_t n_cleared, size_t size, const reason & why);
-    bool make_memory(int64_t capacity_bytes, double deadline_s, const reason & why);
+    bool make_memory(double deadline_s, const reason & why);
     bool prepare_kernels(const reason & why);
     void abort();
     bool is_idle();
@@ -127,10 +133,10 @@ bool push_transport::make_mail(int rank, size_t n_cleared, size_t size, const re
            why.passed(cudaMemset(mail[rank], 0, n_cleared), "cudaMemset");
 }
 
-bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, const reason & why) {
+bool push_transport::make_memory(double deadline_s, const reason & why) {
     const size_t flags_size = sizeof(uint64_t) * n_ranks * PUSH_MAX_BLOCKS;
     const size_t letters_size = 2 * n_ranks * sizeof(uint64_t) * PUSH_MAX_LETTERS;
-    const size_t inbox_size = 2 * n_ranks * capacity_bytes;
+    const size_t inbox_size = static_cast<size_t>(2) * n_ranks * max_blocks * PUSH_N_PLACES * PUSH_PART_BYTES;
     for (int rank = 0; rank < n_ranks; rank++) {
         void * control = nullptr, * host = nullptr;
         if (!why.passed(cudaSetDevice(places[rank].card), "cudaSetDevice") ||
@@ -158,7 +164,7 @@ bool push_transport::make_memory(int64_t capacity_bytes, double deadline_s, cons
         view.words = words[rank];
         view.deadline_ns = static_cast<uint64_t>(deadline_s * 1e9);
         view.rank = rank;
-        view.capacity = static_cast<int>(capacity_bytes);
+        view.n_blocks = max_blocks;
     }
     return true;
 }
@@ -188,12 +194,11 @@ bool push_transport::prepare_kernels(const reason & why) {
     return true;
 }
 
-// One launch, of as many numbers as inboxes hold.
 cudaError_t launch(const push_transport & push, int rank, ggml_type type, const push_sum & sum) {
     const int64_t size = ggml_type_size(type);
     const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
     kernel chosen = kernel_for(type, push.n_ranks);
-    int n_blocks = std::min((sum.n + a_block - 1) / a_block, push.max_blocks);
+    int n_blocks = static_cast<int>(std::min<int64_t>((static_cast<int64_t>(sum.n) + a_block - 1) / a_block, push.max_blocks));
     if (type == GGML_TYPE_F32 && sum.n <= PUSH_MAX_LETTERS && letter_blocks(sum.n) <= push.max_blocks) {
         chosen = LETTER_KERNELS[push.n_ranks];
         n_blocks = letter_blocks(sum.n);
@@ -214,14 +219,14 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
         push.name.tell(": rank %d cannot sum %s", rank, ggml_type_name(tensor->type));
         return PG_FAULT_TRANSPORT;
     }
-    const int64_t size = ggml_type_size(tensor->type), a_launch = push.views[rank].capacity / size, n_all = ggml_nelements(tensor);
+    const int64_t size = ggml_type_size(tensor->type), n_all = ggml_nelements(tensor);
     cudaSetDevice(push.places[rank].card);
     cudaError_t status = cudaSuccess;
-    for (int64_t done = 0; done < n_all && status == cudaSuccess; done += a_launch) {
+    for (int64_t done = 0; done < n_all && status == cudaSuccess; done += LAUNCH_ELEMENTS) {
         const push_sum sum = {static_cast<char *>(tensor->data) + done * size,
                               addend ? static_cast<const float *>(addend->data) + done : nullptr,
                               out ? static_cast<float *>(out->data) + done : nullptr,
-                              static_cast<int>(std::min(n_all - done, a_launch)), lets_ours_start || n_all - done > a_launch};
+                              static_cast<int>(std::min(n_all - done, LAUNCH_ELEMENTS)), lets_ours_start || n_all - done > LAUNCH_ELEMENTS};
         status = launch(push, rank, tensor->type, sum);
     }
     if (status != cudaSuccess) {
@@ -262,7 +267,7 @@ void push_with(const ggml_tensor * addend, ggml_tensor * out, bool is_so) {
     is_before_ours = is_so;
 }
 
-pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t chunk_elements, bool through_host, double deadline_s,
+pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, bool through_host, double deadline_s,
                         char * text, size_t text_size) {
     const reason why = {text, text_size};
     auto push = std::make_unique<push_transport>();
@@ -270,7 +275,6 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
         why.say("%d ranks; push is for 2 to %d", n_ranks, PUSH_MAX_RANKS);
         return nullptr;
     }
-    const int64_t capacity_bytes = std::min<int64_t>(std::max<int64_t>(chunk_elements, 1) + 3, 1 << 26) / 4 * 16;
     if (!find_places(n_ranks, backends, push->places, why)) {
         return nullptr;
     }
@@ -285,8 +289,9 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, int64_t ch
     push->is_through_host = through_host;
     if (through_host) {
         snprintf(push->name.text, sizeof(push->name.text), "push-shm");
+        push->max_blocks = FAR_BLOCKS;
     }
-    if (!push->make_memory(capacity_bytes, deadline_s, why) || !push->prepare_kernels(why)) {
+    if (!push->make_memory(deadline_s, why) || !push->prepare_kernels(why)) {
         return nullptr;
     }
     push->face.name = push->name.text;
