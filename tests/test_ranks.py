@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from pyggml._ffi import lib
 from pyggml.engine import LLM, ConfigError, DeviceLost, GenerationError, weights
 from pyggml.engine.engine import MAX_REBUILDS
 from pyggml.engine.forward import Forward
+from pyggml.engine.plan import Place
 from pyggml.engine.rank import Rank
+from pyggml.engine.runner import Runner
 
 F32: dict[str, Any] = {"threads": 1, "ctx": 256, "parallel": 2, "cache_type_k": "f32", "cache_type_v": "f32"}
 UNEVEN = {"n_head": 6, "n_head_kv": 3, "n_ff": 768, "n_vocab": 323}
@@ -213,6 +215,24 @@ def test_micro_batches_in_flight_give_the_sequential_answer(n_ranks: int, tiny: 
         assert llm.stats.n_steps > 0
     assert [a.ids for a in answers] == [a.ids for a in right]
     assert [a.logprobs for a in answers] == [a.logprobs for a in right]
+
+
+def test_stages_take_a_long_prompt_without_running_empty(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    original = Runner._pipelined
+
+    def noted(self: Runner, place: Place, out_rows: Sequence[int]) -> Any:
+        taken.append(len(place.ids))
+        return original(self, place, out_rows)
+
+    monkeypatch.setattr(Runner, "_pipelined", noted)
+    options: dict[str, Any] = {"threads": 1, "ctx": 256, "batch": 8, "prefix_cache": False}
+    with LLM(tiny("llama", n_layer=3), device="cpu,cpu", layer_split=2, **options) as llm:
+        assert llm._runner._can_move  # else each place in the cache is a plan, and fewer may be in flight
+        llm.generate([[(7 * i) % 250 for i in range(200)]], max_tokens=1)
+    assert taken == [200]
 
 
 @pytest.mark.parametrize("mode", [{"tp": 2}, {"layer_split": 2}])
