@@ -72,7 +72,8 @@ class EngineLink:
         self._was_ready = False
         self._idle = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._pulse = Pulse(lambda: self._asked(Status), lambda: bool(self._answers))
+        self._pulse = Pulse(lambda: self._asked(Status), lambda: bool(self._answers), self._end_hanging)
+        self._hung = ""
         self.state = State.LOADING
         self.reason = ""
         self.progress = 0.0
@@ -113,7 +114,7 @@ class EngineLink:
     async def _run_once(self) -> Broken | None:
         """One life of the process; what it said about its end."""
         broken: Broken | None = None
-        self.state, self.progress, self.is_rebuilding = State.LOADING, 0.0, False
+        self.state, self.progress, self.is_rebuilding, self._hung = State.LOADING, 0.0, False, ""
         try:
             process = self._process = await EngineProcess.start()
         except OSError as error:
@@ -132,11 +133,16 @@ class EngineLink:
             self._process = None
             self._pulse.end()
             self.state = State.STOPPED if self._stopping.is_set() else State.BROKEN
-            self.reason = broken.reason if broken else "the engine's process has ended"
+            self.reason = broken.reason if broken else self._hung or "the engine's process has ended"
             self._end_all()
             how = await process.ended()
-            self.reason = broken.reason if broken else how
+            self.reason = broken.reason if broken else self._hung or how
         return broken
+
+    def _end_hanging(self, how: str) -> None:
+        self._hung = f"the engine {how} and was ended"
+        if self._process is not None:
+            self._process.close(by_force=True)
 
     def _take(self, message: FromEngine) -> None:
         match message:

@@ -45,6 +45,7 @@ class Engine:
         self.status = {"n_steps": 0, "n_running": 1, "n_open": 1, "state": "ready"} | status
         self.is_silent = self.is_working = False
         self.n_asked = 0
+        self.ends: list[str] = []
 
     async def ask(self) -> dict[str, Any]:
         self.n_asked += 1
@@ -53,8 +54,11 @@ class Engine:
         self.status["n_steps"] += self.is_working
         return self.status
 
+    def end(self, how: str) -> None:
+        self.ends.append(how)
+
     def watched(self) -> Pulse:
-        found = Pulse(self.ask, lambda: False)
+        found = Pulse(self.ask, lambda: False, self.end)
         found.watch()
         return found
 
@@ -101,10 +105,24 @@ async def test_one_that_has_ended_is_not_stuck() -> None:
     async def ended() -> dict[str, Any]:
         raise ServerFault("it has ended", code="engine_ended")
 
-    watched = Pulse(ended, lambda: True)
+    watched = Pulse(ended, lambda: True, lambda how: None)
     watched.stuck = "has not answered for 11 s"
     watched.watch()
     await until(lambda: not watched.stuck)
+
+
+@pytest.mark.parametrize(("is_silent", "why"), [(True, "has not answered for"), (False, "has made no step for")])
+async def test_one_that_hangs_for_long_is_ended_once(
+    is_silent: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "SILENT_END_S", 0.05)
+    monkeypatch.setattr(pulse, "STALLED_END_S", 0.05)
+    engine = Engine()
+    engine.is_silent = is_silent
+    watched = engine.watched()
+    await until(lambda: engine.ends)
+    await asyncio.sleep(0.1)
+    assert len(engine.ends) == 1 and why in engine.ends[0] and watched.stuck == engine.ends[0]
 
 
 async def test_a_replica_that_hangs_gets_nothing_while_another_works_and_health_tells(
@@ -129,6 +147,23 @@ async def test_a_replica_that_hangs_gets_nothing_while_another_works_and_health_
     replicas.stop()
     await asyncio.wait_for(running, HANG_S)
     assert not one.stuck
+
+
+async def test_requests_of_a_replica_that_hangs_for_long_end_and_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulse, "SILENT_END_S", 0.05)
+    lives_of(monkeypatch, (), (), ())
+    replicas = Replicas([Load("m", {})] * 2, restarts=True, on_ready=lambda facts: None)
+    running = asyncio.ensure_future(replicas.run())
+    await until(lambda: all(replica.link.state is State.READY for replica in replicas.all))
+    answer = replicas.all[0].link.generate(Generate(0, {}, prompts=["a"]))
+    with pytest.raises(ServerFault, match="the engine has not answered for .* s and was ended"):
+        await asyncio.wait_for(anext(answer), HANG_S)
+    await until(lambda: replicas.all[0].link.state is State.READY)
+    assert (replicas.all[0].link.n_restarts, replicas.all[1].link.n_restarts) == (1, 0)
+    replicas.stop()
+    await asyncio.wait_for(running, HANG_S)
 
 
 async def _nothing(front: Any) -> dict[int, Any]:
