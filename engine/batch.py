@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from .request import Request
 
@@ -15,8 +16,7 @@ class Phase(Enum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A stretch of one request's tokens. `wants_logits` is for the last of them, `is_read` for the results of all."""
 
     request: Request

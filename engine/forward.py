@@ -9,7 +9,7 @@ whether the model is cut. Used once per plan, on the engine thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyggml as gg
 
@@ -20,9 +20,8 @@ from .kv_cache import KVCache
 HOST_FEEDS = {"token_embd.weight": "embd", "per_layer_token_embd.weight": "per_layer_embd"}
 
 
-@dataclass(frozen=True)
-class PlanShape:
-    """Everything that decides a graph.
+class PlanShape(NamedTuple):
+    """Everything that decides a graph; a key of plans, made and looked up each step.
 
     `n_seq` slots from `slot0` on take part with `n_tokens` tokens each (padding included) and see
     the first `n_kv` rows of their slots; `n_out` tokens get logits. Plans of different `lane` are

@@ -52,29 +52,19 @@ class Logits:
 
     def greedy(self) -> list[int] | None:
         """The likeliest token of each of these rows; None where a row cannot be used or is empty."""
-        if len(self._parts[0].found) == 1:
-            return self._likeliest()
-        founds = [part.found for part in self._parts]
-        if min(int(found.min()) for found in founds) < 1:
-            return None
-        if len(self._parts) == 1:
-            ids = self._parts[0].ids[:, 0]
-        else:
-            winner = np.argmax([part.values[:, 0] for part in self._parts], axis=0)  # of equal ones the lowest part
-            each = np.stack([part.ids[:, 0] + first for part, first in zip(self._parts, self._first_ids)])
-            ids = np.take_along_axis(each, winner[None], axis=0)[0]
-        found: list[int] = (ids if self._at is None else ids[list(self._at)]).tolist()
-        return found
-
-    def _likeliest(self) -> list[int] | None:
-        """The same for a single row, of which few numbers are looked at one by one."""
-        best, token = -np.inf, None
-        for part, first in zip(self._parts, self._first_ids):
-            if part.found[0] < 1:
+        best: list[float] = []
+        tokens: list[int] = []
+        for part, first in zip(self._parts, self._first_ids):  # lists: arrays of so few rows take longer
+            if min(part.found.tolist()) < 1:
                 return None
-            if (value := float(part.values[0, 0])) > best:
-                best, token = value, int(part.ids[0, 0]) + first
-        return None if token is None else [token] * (1 if self._at is None else len(self._at))
+            values, ids = part.values[:, 0].tolist(), part.ids[:, 0].tolist()
+            if not tokens:
+                best, tokens = values, [token + first for token in ids]
+                continue
+            for r, value in enumerate(values):
+                if value > best[r]:  # of equal ones the lowest part
+                    best[r], tokens[r] = value, ids[r] + first
+        return tokens if self._at is None else [tokens[r] for r in self._at]
 
     def value(self, row: int, token: int) -> float:
         """The logit of one token."""

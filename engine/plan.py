@@ -7,8 +7,8 @@ they can be: a numpy comparison over a long window would cost more than the rest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ MAX_REPLAYED_ROWS = 64
 MAX_CHOSEN_ROWS = 64
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Tokens of one slot: where they stand in the batch and in their sequence."""
 
     slot: int

@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,11 +42,6 @@ class RunnerStats:
     n_plans_built: int = 0
     native_s: float = 0.0
     plan_s: float = 0.0
-
-
-@lru_cache(4096)  # making one takes longer than the rest of finding a plan
-def _moved(shape: PlanShape, n_rows: int) -> PlanShape:
-    return replace(shape, slot0=0, n_kv=n_rows)
 
 
 def padded_length(n: int, limit: int) -> int:
@@ -197,7 +191,7 @@ class Runner:
         if len(place.ids) > self.max_chunk:
             return self._pipelined(place, out_rows)
         n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
-        shape = replace(self._prefill_shape(place, n_out), is_hidden=is_hidden)
+        shape = self._prefill_shape(place, n_out)._replace(is_hidden=is_hidden)
         n = shape.n_tokens
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])
@@ -301,7 +295,7 @@ class Runner:
 
     def _key(self, shape: PlanShape) -> PlanShape:
         """The shape that its plan is made for."""
-        return _moved(shape, self._cache.n_rows) if self._can_move else shape
+        return shape._replace(slot0=0, n_kv=self._cache.n_rows) if self._can_move else shape
 
     def _plan(self, shape: PlanShape) -> Plan:
         key = self._key(shape)

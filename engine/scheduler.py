@@ -56,9 +56,11 @@ class Scheduler:
         """The next step, or None when there is nothing to do."""
         self._admit()
         self._catch_up()
-        active = [r for r in self.running.values() if r not in self._following]
-        prefilling = [r for r in active if r.is_prefilling]
-        decoding = [r for r in active if not r.is_prefilling]
+        prefilling: list[Request] = []
+        decoding: list[Request] = []
+        for request in self.running.values():
+            if request not in self._following:
+                (prefilling if request.is_prefilling else decoding).append(request)
         if not decoding:
             return self._prefill(prefilling, self.pace.solo_chunk) if prefilling else None
         limit = self.pace.chunk(goes_on=len(prefilling) > len(decoding))
