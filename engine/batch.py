@@ -34,9 +34,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """The most prompt tokens of a step; of one for several prompts; and of one whose results are all wanted."""
+    """The most prompt tokens of a step; of one whose speed is not known yet; of one for several prompts; and of one
+    whose results are all wanted."""
 
     max_chunk: int
+    max_first: int
     max_shared: int
     max_read: int
 

@@ -22,11 +22,13 @@ def check_gap(max_gap_ms: float) -> None:
 class Pace:
     """Measured speed of prompt tokens and of single decode steps.
 
-    A running answer waits for about `max_gap_ms` at most for a step with prompt tokens.
+    A running answer waits for about `max_gap_ms` at most for a step with prompt tokens. Until a speed is known a step
+    that nobody waits for has `max_first` at most.
     """
 
-    def __init__(self, max_chunk: int, max_gap_ms: float = MAX_GAP_MS) -> None:
+    def __init__(self, max_chunk: int, max_gap_ms: float = MAX_GAP_MS, max_first: int | None = None) -> None:
         self._max_chunk = max_chunk
+        self._max_first = max_chunk if max_first is None else min(max_first, max_chunk)
         self._max_gap_s = max_gap_ms / 1000
         self._tok_per_s = 0.0
         self._decode_s = 0.0
@@ -58,7 +60,7 @@ class Pace:
     @property
     def solo_chunk(self) -> int:
         """Prompt tokens of a step that no answer waits for: others may come, and its own request may be cancelled."""
-        return self._fitting(SOLO_GAPS * self._max_gap_s, self._max_chunk)
+        return self._fitting(SOLO_GAPS * self._max_gap_s, self._max_first)
 
     def _fitting(self, seconds: float, at_first: int) -> int:
         """The largest of 32, 48, 64, 96, 128, ... tokens that take no longer; few sizes, since each is a plan."""

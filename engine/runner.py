@@ -31,7 +31,7 @@ STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
 MAX_READ_BYTES = 1 << 27  # of the logits of one step
 MAX_IN_FLIGHT = 64  # micro-batches of one prefill step where stages work on several at once
-MAX_PLANS_IN_FLIGHT = 8  # of those, where each place in the cache is a plan
+FEW_IN_FLIGHT = 8  # where each place in the cache is a plan, or nobody knows how long they take
 
 
 @dataclass
@@ -140,10 +140,10 @@ class Runner:
     @property
     def limits(self) -> Limits:
         """The most prompt tokens of a step; more than a chunk where stages take turns on several."""
-        most = MAX_IN_FLIGHT if self._can_move else MAX_PLANS_IN_FLIGHT
-        n = most if self._ranks.is_split_by_layer else 1
+        most = MAX_IN_FLIGHT if self._can_move else FEW_IN_FLIGHT
+        n, n_first = (most, FEW_IN_FLIGHT) if self._ranks.is_split_by_layer else (1, 1)
         max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
-        return Limits(self.max_chunk * n, self.max_chunk // 2, max_read)
+        return Limits(self.max_chunk * n, self.max_chunk * n_first, self.max_chunk // 2, max_read)
 
     def time_prefill(self, n_tokens: int) -> float:
         """Seconds of a step with that many tokens of an empty cache, which it leaves empty."""
@@ -248,8 +248,9 @@ class Runner:
             plans = [self._plan(shape) for shape in shapes]  # nothing is built or freed while steps are in flight
             self._ranks.expose(place.slot, 1, shapes[-1].n_kv)
             start = time.perf_counter()
-            for plan, shape, piece, out in zip(plans, shapes, pieces, outs):
+            for k, (plan, shape, piece, out) in enumerate(zip(plans, shapes, pieces, outs)):
                 group.wait(n_lanes - 1)
+                self.stats.n_steps += k >= n_lanes - 1  # whoever watches sees that it goes on
                 plan.move(shape.slot0, shape.n_kv)
                 plan.fill([piece], out, self._embed)
                 plan.post()
@@ -262,7 +263,7 @@ class Runner:
         finally:
             self._kept = set()
         self.stats.native_s += time.perf_counter() - start
-        self.stats.n_steps += len(plans)
+        self.stats.n_steps += min(len(plans), n_lanes - 1)
         return self._logits(plans[-1])
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:

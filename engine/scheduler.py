@@ -33,7 +33,7 @@ class Scheduler:
         self.n_slots = n_slots
         self.limits = limits
         self.cache = cache
-        self.pace = Pace(limits.max_chunk, max_gap_ms)
+        self.pace = Pace(limits.max_chunk, max_gap_ms, limits.max_first)
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self._following: dict[Request, tuple[Request, int]] = {}
@@ -82,7 +82,7 @@ class Scheduler:
 
     def _reading(self, request: Request, reader: PromptReader, limit: int) -> Row:
         """The next stretch of a prompt that is read: up to the first result that is wanted, or from there on."""
-        limit = self.limits.max_chunk if reader.is_steady else limit
+        limit = self.limits.max_first if reader.is_steady else limit
         n_unread = reader.first - request.n_past
         if n_unread > 0:
             return self._chunk(request, min(n_unread, reader.max_rows or limit, limit))

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "pyggml" / "native" / "cuda"
-# They work before the first step or after the last one, wait with a deadline, or (mail) for what was launched before.
-BETWEEN_STEPS = {"peer.cu", "place.cu", "proof.cu", "push.cu", "nccl.cu", "mail.cu"}
+# They work before the first step or after the last one, or wait with a deadline, for what was launched before (mail),
+# or for a stream on which nothing was (backend_place).
+BETWEEN_STEPS = {"peer.cu", "place.cu", "proof.cu", "push.cu", "nccl.cu", "mail.cu", "backend_place.cu"}
 LAUNCHING = sorted(path.name for path in FOLDER.iterdir() if path.name not in BETWEEN_STEPS)
-WAITS = re.compile(r"\bcuda(?:\w+Synchronize|Memcpy|Memset|MallocHost|HostAlloc|FreeHost)\(")
+WAITS = re.compile(
+    r"\bcuda(?:\w*Synchronize|Mem(?:cpy|set)(?!\w*Async)\w*|Free\w*|MallocHost|HostAlloc|HostRegister)\("
+    r"|\bggml_backend_synchronize\("
+)
 
 
 def waits_in(source: str) -> list[str]:
@@ -32,6 +36,9 @@ def test_waits_are_recognised() -> None:
         "cudaMemset(of.n_read, 0, sizeof(unsigned));",
         "cudaMemsetAsync(of.n_read, 0, sizeof(unsigned), where.stream);",
         "cudaStreamSynchronize(stream);",
+        "cudaMemcpyPeer(to, 0, from, 1, size);",
+        "cudaMemcpyPeerAsync(to, 0, from, 1, size, stream);",
+        "cudaFree(memory);",
     ]
-    assert waits_in("\n".join(lines)) == [lines[0], lines[1], lines[3]]
+    assert waits_in("\n".join(lines)) == [lines[0], lines[1], lines[3], lines[4], lines[6]]
     assert {"workspace.cu", "fused.cu", "choose.cu", "mask.cu"} <= set(LAUNCHING)

@@ -31,6 +31,14 @@ def test_a_step_that_nobody_waits_for_takes_ten_times_as_long(tok_per_s: float, 
     assert pace.solo_chunk == chunk
 
 
+def test_the_first_step_is_short_where_a_long_one_is_possible() -> None:
+    pace = Pace(32768, 200, 4096)
+    assert pace.solo_chunk == 4096
+    pace.note_prefill(4096, 0.4)
+    assert pace.solo_chunk == 16384
+    assert Pace(512, 200, 4096).solo_chunk == 512
+
+
 def test_a_step_of_few_tokens_says_nothing_about_speed() -> None:
     pace = Pace(512)
     pace.note_prefill(100, 0.1)

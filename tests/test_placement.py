@@ -82,6 +82,18 @@ def test_results_are_estimated_near_what_a_small_model_took(
     assert found / 2**20 == pytest.approx(measured_mib, rel=0.1)
 
 
+def test_what_narrow_experts_bring_out_lies_beside_what_it_is_weighted_to() -> None:
+    """As cards were seen to hold it: 512 tokens of qwen3-30b-a3b on one card, and its larger half on one of two."""
+    found = []
+    for n_ff_exp in (768, 512):
+        hp = numbers(
+            n_layer=4, n_embd=2048, n_vocab=151936, n_head=32, n_head_kv=4, n_ff=6144,
+            n_expert=128, n_expert_used=8, n_ff_exp=n_ff_exp,
+        )  # fmt: skip
+        found.append(compute_estimate(hp, n_batch=512, n_ctx=0, n_slots=2) / 2**20)
+    assert found == [pytest.approx(85, rel=0.1), pytest.approx(102, rel=0.1)]
+
+
 # The context that fits
 
 

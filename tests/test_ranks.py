@@ -17,6 +17,7 @@ from pyggml._ffi import lib
 from pyggml.engine import LLM, ConfigError, DeviceLost, GenerationError, weights
 from pyggml.engine.engine import MAX_REBUILDS
 from pyggml.engine.forward import Forward
+from pyggml.engine.pace import Pace
 from pyggml.engine.plan import Place
 from pyggml.engine.rank import Rank
 from pyggml.engine.runner import Runner
@@ -231,8 +232,15 @@ def test_stages_take_a_long_prompt_without_running_empty(
     options: dict[str, Any] = {"threads": 1, "ctx": 256, "batch": 8, "prefix_cache": False}
     with LLM(tiny("llama", n_layer=3), device="cpu,cpu", layer_split=2, **options) as llm:
         assert llm._runner._can_move  # else each place in the cache is a plan, and fewer may be in flight
-        llm.generate([[(7 * i) % 250 for i in range(200)]], max_tokens=1)
-    assert taken == [200]
+        before = llm.stats.n_steps
+        for start in (0, 3):
+            llm._scheduler.pace = Pace(llm._runner.limits.max_chunk, 1e6, llm._runner.limits.max_first)
+            if start:
+                llm._scheduler.pace.note_prefill(64, 64.0)  # one a second, of which 1e7 s are granted
+            llm.generate([[(7 * i + start) % 250 for i in range(200)]], max_tokens=1)
+        n_steps = llm.stats.n_steps - before
+    assert taken[:1] + taken[-1:] == [64, 200]  # of unknown speed eight chunks at a time, then all that time allows
+    assert n_steps == 2 * 25
 
 
 @pytest.mark.parametrize("mode", [{"tp": 2}, {"layer_split": 2}])

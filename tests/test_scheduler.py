@@ -73,7 +73,7 @@ class FakeRows:
 def made(n_slots: int, max_chunk: int, *, min_shared: int = 2, **options: Any) -> tuple[Scheduler, FakeRows]:
     rows = FakeRows(n_slots)
     cache = PrefixCache(n_slots, rows, min_shared=min_shared, **options)
-    return Scheduler(cache, Limits(max_chunk, max_chunk, max_chunk), n_slots), rows
+    return Scheduler(cache, Limits(max_chunk, max_chunk, max_chunk, max_chunk), n_slots), rows
 
 
 def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4) -> Request:

@@ -49,8 +49,7 @@ static bool can_fuse_on(ggml_backend_t backend) {
     char text[200];
     const reason why = {text, sizeof(text)};
     place where;
-    workspace space;
-    return find_place(backend, where, why) && can_fuse(where) && find_workspace(where, 1, space, why);
+    return find_place(backend, where, why) && can_fuse(where) && prepare_workspace(where, why);
 }
 
 static bool fuse_launch(const pg_fused * fused, ggml_backend_t backend, char * text, size_t text_size) {

@@ -67,14 +67,14 @@ static __device__ __forceinline__ void add_words_of(const push_rank & me, const 
         T parts[AT_ONCE][N_RANKS], addends[AT_ONCE];
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            const int i = min(from + k * PUSH_N_THREADS, stop - 1);
+            const int i = from + k * PUSH_N_THREADS;
 #pragma unroll
             for (int source = 0; source < N_RANKS; source++) {
                 // Past L1, which may hold an older part of the same inbox.
                 const T * part = reinterpret_cast<const T *>(inbox + source * p.a_source);
-                parts[k][source] = source == me.rank ? reinterpret_cast<const T *>(p.mine)[i] : __ldcg(part + i);
+                parts[k][source] = i >= stop ? T{} : source == me.rank ? reinterpret_cast<const T *>(p.mine)[i] : __ldcg(part + i);
             }
-            addends[k] = p.addend ? reinterpret_cast<const T *>(p.addend)[i] : T{};
+            addends[k] = p.addend && i < stop ? reinterpret_cast<const T *>(p.addend)[i] : T{};
         }
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {

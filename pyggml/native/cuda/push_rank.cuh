@@ -97,7 +97,7 @@ static __device__ void report(const push_rank & me, int source, uint64_t sequenc
 template <class CHECK>
 static __device__ __forceinline__ bool wait_until(const push_rank & me, int source, uint64_t sequence, uint64_t & start,
                                                   const CHECK & has_come) {
-    // Milliseconds: reads of one word of host memory wait for each other, and all blocks look at the same time.
+    // Not often: reads of one word of host memory wait for each other, and all blocks look at the same time.
     constexpr int SPINS_A_LOOK = 8192;
     for (int n_spins = 1; !has_come(); n_spins++) {
         if (n_spins % SPINS_A_LOOK != 0) {

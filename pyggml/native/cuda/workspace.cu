@@ -4,27 +4,47 @@
 #include <mutex>
 #include <utility>
 
-// A stream's own, which only the thread that works with the stream touches.
-static workspace & of_stream(const place & where) {
-    static std::mutex lock;
-    static std::map<std::pair<int, cudaStream_t>, workspace> known;
-    std::lock_guard<std::mutex> guard(lock);
+struct entry {
+    workspace space;
+    bool is_made = false;  // under the lock; the rest belongs to the thread that works with the stream
+};
+
+static std::mutex lock;
+
+static entry & of_stream(const place & where) {
+    static std::map<std::pair<int, cudaStream_t>, entry> known;
     return known[{where.card, where.stream}];
 }
 
-// Other ranks' kernels may wait for what this thread launches next: nothing here waits for a card, nor holds a lock meanwhile.
+static entry & known_entry(const place & where) {
+    std::lock_guard<std::mutex> guard(lock);
+    return of_stream(where);
+}
+
+bool prepare_workspace(const place & where, const reason & why) {
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (of_stream(where).is_made) {
+            return true;
+        }
+    }
+    workspace space;
+    return find_workspace(where, 1, space, why);
+}
+
+// Other ranks' kernels may wait for what this thread launches next: the lock is not held while CUDA is called, and nothing
+// asks for the end of what was launched.
 bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why) {
     constexpr size_t LEAST_FLOATS = 1 << 18;
-    workspace & of = of_stream(where);
+    entry & e = known_entry(where);
+    workspace & of = e.space;
     if (!of.n_read) {
-        if (!why.passed(cudaMalloc(&of.n_read, sizeof(unsigned)), "cudaMalloc")) {
+        unsigned * n_read = nullptr;  // kept where it cannot be cleared: the card is lost then
+        if (!why.passed(cudaMalloc(&n_read, sizeof(unsigned)), "cudaMalloc") ||
+            !why.passed(cudaMemsetAsync(n_read, 0, sizeof(unsigned), where.stream), "cudaMemsetAsync")) {
             return false;
         }
-        if (!why.passed(cudaMemsetAsync(of.n_read, 0, sizeof(unsigned), where.stream), "cudaMemsetAsync")) {
-            cudaFree(of.n_read);
-            of.n_read = nullptr;
-            return false;
-        }
+        of.n_read = n_read;
     }
     if (n_floats > of.n_floats) {
         const size_t wanted = n_floats > LEAST_FLOATS ? n_floats : LEAST_FLOATS;
@@ -32,6 +52,10 @@ bool find_workspace(const place & where, size_t n_floats, workspace & found, con
             return false;
         }
         of.n_floats = wanted;
+    }
+    if (!e.is_made) {
+        std::lock_guard<std::mutex> guard(lock);
+        e.is_made = true;
     }
     found = of;
     return true;

@@ -10,6 +10,9 @@ struct workspace {
     unsigned * n_read = nullptr;
 };
 
+// Finds what most runs need, if the stream has none yet; before anything on it is captured.
+bool prepare_workspace(const place & where, const reason & why);
+
 // With room for n_floats; not zeroed but for n_read.
 bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why);
 
