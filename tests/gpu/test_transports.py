@@ -122,13 +122,14 @@ def test_a_captured_graph_replays_and_sums_stay_right_after_it(name: str, group:
     links.close()
 
 
+@pytest.mark.parametrize("n", [4096, 70000])  # as letters, in parts
 @pytest.mark.parametrize("name", ["push", "push-shm", "nccl"])
-def test_a_rank_that_never_comes_is_a_timeout_and_leaves_the_cards_usable(name: str, group: gg.Group) -> None:
+def test_a_rank_that_never_comes_is_a_timeout_and_leaves_the_cards_usable(name: str, n: int, group: gg.Group) -> None:
     links = links_of(group, wait_s=1.0)
     links.open(name)
     made = links.take(name)
     backend = group.backends[0]
-    graph, tensor = tensor_on(backend, 4096)
+    graph, tensor = tensor_on(backend, n)
     start = time.monotonic()
     assert made.all_reduce(made.self, 0, backend.handle, tensor) == lib.PG_OK
     assert made.poll(made.self, 0, backend.handle, 3.0) == lib.PG_FAULT_TIMEOUT
@@ -144,12 +145,14 @@ def test_a_rank_that_never_comes_is_a_timeout_and_leaves_the_cards_usable(name: 
     again.close()
 
 
-def test_an_abort_ends_a_sum_that_waits(group: gg.Group) -> None:
+@pytest.mark.parametrize("n", [4096, 70000])
+@pytest.mark.parametrize("name", PUSHES)
+def test_an_abort_ends_a_sum_that_waits(name: str, n: int, group: gg.Group) -> None:
     links = links_of(group, wait_s=60.0)
-    links.open("push")
-    made = links.take("push")
+    links.open(name)
+    made = links.take(name)
     backend = group.backends[1]
-    graph, tensor = tensor_on(backend, 70000)
+    graph, tensor = tensor_on(backend, n)
     assert made.all_reduce(made.self, 1, backend.handle, tensor) == lib.PG_OK
     start = time.monotonic()
     made.abort(made.self)
