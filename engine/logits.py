@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,7 @@ class Logits:
         for part, first in zip(self._parts, self._first_ids):  # lists: arrays of so few rows take longer
             if min(part.found.tolist()) < 1:
                 return None
-            values, ids = part.values[:, 0].tolist(), part.ids[:, 0].tolist()
+            values, ids = _firsts(part.values), _firsts(part.ids)
             if not tokens:
                 best, tokens = values, [token + first for token in ids]
                 continue
@@ -75,3 +76,8 @@ class Logits:
         """All logits of these rows, fetched from the devices, which the caller may change."""
         rows = self._fetch()
         return rows if self._at is None else rows[list(self._at)]
+
+
+def _firsts(table: npt.NDArray[np.generic]) -> list[Any]:
+    """The first number of each row; of a single row without making a view of it."""
+    return [table.item(0)] if len(table) == 1 else table[:, 0].tolist()
