@@ -71,7 +71,6 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUM
         let_next_start();
     }
     wait_for_earlier();
-    __shared__ uint64_t shared_sequence;
     const int at = blockIdx.x * PUSH_N_THREADS + threadIdx.x;
     const bool has_numbers = 4 * at < s.n;
     float * x = static_cast<float *>(s.x), * out = s.out ? s.out : x;
@@ -79,11 +78,7 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUM
     const bool is_whole = places % sizeof(uint4) == 0 && 4 * at + 4 <= s.n;
     const uint4 own = has_numbers ? read_four(x, at, s.n, is_whole) : make_uint4(0, 0, 0, 0);
     const uint4 addend = has_numbers && s.addend ? read_four(s.addend, at, s.n, is_whole) : make_uint4(0, 0, 0, 0);
-    if (threadIdx.x == 0) {
-        shared_sequence = read_sequence(me.control);
-    }
-    __syncthreads();
-    const uint64_t sequence = shared_sequence;
+    const uint64_t sequence = sequence_of_block(me.control);
     if (sequence == 0) {
         return;
     }

@@ -127,17 +127,12 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_all_reduce(PUSH_AR
     wait_for_earlier();
     using stored = typename NUMBER::stored;
     constexpr int A_VECTOR = sizeof(uint4) / sizeof(stored), A_PART = PUSH_PART_BYTES / sizeof(stored);
-    __shared__ uint64_t shared_sequence;
     const int64_t quantum = static_cast<int64_t>(A_VECTOR) * gridDim.x;
     const int a_block = static_cast<int>((s.n + quantum - 1) / quantum) * A_VECTOR;
     const int first = static_cast<int>(min(static_cast<int64_t>(blockIdx.x) * a_block, static_cast<int64_t>(s.n)));
     const int count = min(a_block, s.n - first);
     const int n_parts = (count + A_PART - 1) / A_PART;
-    if (threadIdx.x == 0) {
-        shared_sequence = read_sequence(me.control);
-    }
-    __syncthreads();
-    const uint64_t sequence = shared_sequence;
+    const uint64_t sequence = sequence_of_block(me.control);
     if (sequence == 0) {
         return;
     }

@@ -120,6 +120,16 @@ static __device__ uint64_t read_sequence(const push_control * control) {
     return now->has_failed ? 0 : now->sequence + 1;
 }
 
+// The same for a whole block, which meets.
+static __device__ __forceinline__ uint64_t sequence_of_block(const push_control * control) {
+    __shared__ uint64_t sequence;
+    if (threadIdx.x == 0) {
+        sequence = read_sequence(control);
+    }
+    __syncthreads();
+    return sequence;
+}
+
 static __device__ void count_block(push_control * control, uint64_t sequence) {
     if (atomicInc(&control->n_counted, gridDim.x - 1) == gridDim.x - 1) {
         static_cast<volatile push_control *>(control)->sequence = sequence;
