@@ -45,7 +45,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of their slots, in neighbouring slots in prefill."""
+    """Rows in the order of their slots, in neighbouring slots in prefill.
+
+    Where the step after this one is known to be a decode step, `goes_on` says for each row whether it will be in that,
+    with its likeliest token; what ends an answer by surprise aside.
+    """
 
     phase: Phase
     rows: tuple[Row, ...]
+    goes_on: tuple[bool, ...] = ()

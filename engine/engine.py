@@ -15,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from .batch import Batch, Phase, Row
+from .batch import Batch, Row
+from .engine_counts import EngineCounts
 from .errors import DeviceLost, EngineError, GenerationError, QueueFull
 from .logits import Logits
 from .request import FinishReason, Request
@@ -42,29 +42,15 @@ class BatchRunner(Protocol):
 
     def forget(self, slot: int) -> None: ...
 
+    def settle(self) -> None: ...
+
+    @property
+    def is_ahead(self) -> bool: ...
+
     @property
     def is_broken(self) -> bool: ...
 
     def close(self) -> None: ...
-
-
-@dataclass
-class EngineCounts:
-    """Steps that ended well, and the tokens in them."""
-
-    n_prefill_steps: int = 0
-    n_decode_steps: int = 0
-    n_prompt_tokens: int = 0
-    n_generated_tokens: int = 0
-
-    def add(self, batch: Batch) -> None:
-        """Count a step."""
-        self.n_generated_tokens += sum(row.wants_logits for row in batch.rows)
-        self.n_prompt_tokens += sum(len(row.ids) for row in batch.rows if row.start < len(row.request.ids))
-        if batch.phase is Phase.PREFILL:
-            self.n_prefill_steps += 1
-        else:
-            self.n_decode_steps += 1
 
 
 class Engine:
@@ -97,6 +83,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
+        self._ended_s = 0.0  # of the last step
         self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._loop, name="pyggml-engine", daemon=True)
         self._thread.start()
@@ -216,7 +203,10 @@ class Engine:
 
     def step(self) -> None:
         """Schedule, run, choose the next tokens, send them."""
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.go_on() if self.runner.is_ahead else None
+        if batch is None:
+            self.runner.settle()
+            batch = self.scheduler.schedule()
         if batch is None:
             self._tell()
         else:
@@ -225,10 +215,11 @@ class Engine:
     def _step(self, batch: Batch) -> None:
         has_run = False
         try:
-            start = time.perf_counter()
+            start = self._ended_s if self.runner.is_ahead else time.perf_counter()
             results = self.runner.run(batch, self._tell)
             has_run = True
-            self.scheduler.ran(batch, time.perf_counter() - start)
+            self._ended_s = time.perf_counter()
+            self.scheduler.ran(batch, self._ended_s - start)
             results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
             chosen = self._choose(rows, results)

@@ -34,7 +34,7 @@ from .prefix_cache import PrefixCache
 from .probe import Probe
 from .rig import Rig
 from .room import room
-from .runner import RunnerStats
+from .runner_stats import RunnerStats
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .sending import Sending

@@ -22,6 +22,7 @@ from .rank import Rank, Ranks
 
 _HIDDEN = np.float16(-np.inf)
 _MASKS = ("mask", "mask_swa")
+_FED = {"tokens", "positions", "kv_rows"}
 # Steps of more tokens keep a card busy for longer than their launches take.
 MAX_REPLAYED_ROWS = 64
 # Of more rows at once somebody wants the logits themselves.
@@ -61,6 +62,7 @@ class Plan:
         self._positions = np.zeros((shape.n_seq, shape.n_tokens), np.int32)
         self._rows = np.zeros((shape.n_seq, shape.n_tokens), np.int64)
         self.graphs: list[gg.RankGraph] = []
+        self._group = ranks.group
         self._group_graph: gg.GroupGraph | None = None
         try:
             for number, rank in enumerate(ranks.ranks):
@@ -192,9 +194,24 @@ class Plan:
         graphs = self._with_logits
         if not all("chosen" in graph.results for graph in graphs):
             return None
-        widths = [graph.results["logits"].shape[1] for graph in graphs]
         found = [gg.chosen_candidates(graph.results["chosen"]) for graph in graphs]
-        return found, np.cumsum([0, *widths[:-1]]).tolist()
+        return found, self.first_ids
+
+    @cached_property
+    def first_ids(self) -> list[int]:
+        """Where the parts of the vocabulary begin that ranks have."""
+        widths = [graph.results["logits"].shape[1] for graph in self._with_logits]
+        return list(np.cumsum([0, *widths[:-1]]).tolist())
+
+    @cached_property
+    def relay(self) -> gg.Relay | None:
+        """What runs steps of one token each behind one another; None where a step needs the host for more than tokens,
+        or a rank has no part of the vocabulary."""
+        if self.shape.n_tokens > 1 or self.feeds.keys() != _FED or self._chosen is None:
+            return None
+        if len(self._with_logits) < len(self.graphs):
+            return None
+        return gg.Relay(self.graphs, self._group, tokens="tokens", choice="chosen", first_ids=self.first_ids)
 
     def _fetch_logits(self) -> np.ndarray:
         parts = [graph.fetch("logits") for graph in self._with_logits]
@@ -266,6 +283,8 @@ class Plan:
 
     def close(self) -> None:
         """Free the graphs."""
+        if relay := self.__dict__.pop("relay", None):
+            relay.close()
         for graph in self.graphs:
             graph.close()
 

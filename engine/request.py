@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pyggml import CHOSEN
+
 from .formats.tools import ToolCallDelta
 from .loop_finder import LoopFinder
 from .sampler import Sampled, Sampler
@@ -170,6 +172,11 @@ class Request:
     def is_prefilling(self) -> bool:
         """Whether more than the last prompt token is left; unless the prompt is read, that counts as decoding."""
         return self.n_past < len(self.prompt_ids) - (self.reader is None)
+
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether its next token is the likeliest one, and surely among the few that a device finds by itself."""
+        return self.sampler.takes_the_likeliest and self.sampler.is_served_by(CHOSEN)
 
     @property
     def n_left(self) -> int:

@@ -11,78 +11,27 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .batch import Batch, Limits, Phase
+from .chain import STILL_BUSY_S, Chain
 from .forward import PlanShape
 from .hparams import HParams
-from .kv_cache import WINDOW, round_up
 from .logits import Logits
 from .models.family import Family
 from .plan import Place, Plan
 from .rank import Ranks
+from .rounding import padded_length, slot_group, window_length
+from .runner_stats import RunnerStats
 from .step_profile import StepProfile, step_profile
 from .weights import host_rows
 
 MAX_PLANS = 64
-STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
 MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
 MAX_READ_BYTES = 1 << 27  # of the logits of one step
 MAX_IN_FLIGHT = 64  # micro-batches of one prefill step where stages work on several at once
 FEW_IN_FLIGHT = 8  # where each place in the cache is a plan, or nobody knows how long they take
-
-
-@dataclass
-class RunnerStats:
-    """Counts since the start. `native_s` is time inside the one C call of each step, or beside it while it went on."""
-
-    n_steps: int = 0
-    n_plans_built: int = 0
-    native_s: float = 0.0
-    plan_s: float = 0.0
-
-
-def padded_length(n: int, limit: int) -> int:
-    """The length that a chunk of n tokens is padded to, so that few lengths serve all."""
-    if n <= 8:
-        return n
-    step = 8 if n <= 64 else 16 if n <= 128 else 32 if n <= 256 else 64
-    return min(round_up(n, step), limit) if limit >= n else n
-
-
-def window_length(end: int, n_tokens: int, n_rows: int, *, can_move: bool) -> int:
-    """Rows that attention sees so that position `end - 1` is among them.
-
-    A multiple of 256; where each new length is a new plan, a coarser one for chunks of a long prompt.
-    """
-    step = WINDOW
-    if n_tokens > 1 and not can_move:
-        while step * 8 < end:
-            step *= 2
-    return min(round_up(end, step), n_rows)
-
-
-def slot_group(first: int, last: int, n_slots: int, *, can_move: bool) -> tuple[int, int]:
-    """A group of neighbouring slots that holds first to last, of one of few sizes: (slot0, n_seq).
-
-    Where each place is a new plan, groups are aligned.
-    """
-    if can_move:
-        n = min(group_size(last - first + 1), n_slots)
-        return min(first, n_slots - n), n
-    n = 1
-    while first // n != last // n:
-        n *= 2
-    slot0 = first // n * n
-    return slot0, min(n, n_slots - slot0)
-
-
-def group_size(n: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... at or above n."""
-    power = 1 << (n - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
 
 
 class Runner:
@@ -96,6 +45,7 @@ class Runner:
         self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
         self._meanwhile: Callable[[], None] = lambda: None
         self._kept: set[PlanShape] = set()
+        self._chain: Chain | None = None
         self.use(ranks)
 
     def use(self, ranks: Ranks) -> None:
@@ -127,8 +77,20 @@ class Runner:
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
         return Plan(self._ranks, self.hp, shape, self._family.forward, measure_only=measure_only)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a decode step was begun that nobody has asked for yet: of all that went on in the step before."""
+        return self._chain is not None
+
+    def settle(self) -> None:
+        """Let nothing be in flight: a step begun ahead is waited for and not used."""
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            chain.drop()
+
     def forget(self, slot: int) -> None:
         """Let nothing that lies in a slot be read again."""
+        self.settle()
         for rank in self._ranks.ranks:
             rank.cache.forget(slot)
 
@@ -171,20 +133,47 @@ class Runner:
         self._meanwhile = meanwhile
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
-            slot0, n_seq = self._group(places)
-            end = max(p.start for p in places) + 1
-            shape = PlanShape(1, n_seq, slot0, self._window(end, 1), n_seq)
-            logits = self._step(shape, places, ())
-            at = [p.slot - slot0 for p in places]
-            if len(at) == n_seq:
-                return logits
-            return logits.take(at) if isinstance(logits, Logits) else logits[at]
+            return self._decode(places, [p.slot for p, goes_on in zip(places, batch.goes_on) if goes_on])
+        self.settle()
         if len(places) > 1:
             return self._prefill_several(places, [row.wants_logits for row in batch.rows])
         (place,), (row,) = places, batch.rows
         if row.is_read and (reader := row.request.reader) is not None:
             return self.prefill(place, range(len(place.ids)), is_hidden=reader.wants_hidden)
         return self.prefill(place, [len(place.ids) - 1] if row.wants_logits else [])
+
+    def _decode(self, places: Sequence[Place], go_on: Sequence[int]) -> np.ndarray | Logits:
+        """A token of each place; where the likeliest token of some slots goes on, the step after it begins with it."""
+        chain = self._chain
+        if chain is None or not chain.serves(places):
+            self.settle()
+            shape = self._decode_shape(places)
+            plan = self._moved(shape)
+            relay = plan.relay if go_on else None
+            if relay is None or not relay.is_ready:
+                logits = self._run(plan, places, ())
+                return self._taken(logits, [p.slot - plan.slot0 for p in places], plan.shape.n_seq)
+            chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
+            chain.begin(places)
+        self._chain = None
+        next_places = [Place(p.slot, p.start + 1, p.ids) for p in places if p.slot in go_on]
+        here = 1, chain.plan.shape.n_seq, chain.plan.slot0, chain.plan.n_kv
+        is_followed = bool(next_places) and self._decode_shape(next_places)[:4] == here
+        found, native_s = chain.step(go_on if is_followed else (), self._pause)
+        self._chain = chain if is_followed else None
+        self.stats.native_s += native_s
+        self.stats.n_steps += 1
+        return self._taken(found, [p.slot - chain.plan.slot0 for p in places], chain.plan.shape.n_seq)
+
+    def _decode_shape(self, places: Sequence[Place]) -> PlanShape:
+        slot0, n_seq = self._group(places)
+        return PlanShape(1, n_seq, slot0, self._window(max(p.start for p in places) + 1, 1), n_seq)
+
+    def _taken(self, logits: np.ndarray | Logits, at: Sequence[int], n_seq: int) -> np.ndarray | Logits:
+        """The rows of these slots of a decode step."""
+        if len(at) == n_seq:
+            return logits
+        return logits.take(at) if isinstance(logits, Logits) else logits[list(at)]
 
     def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
@@ -267,9 +256,16 @@ class Runner:
         return self._logits(plans[-1])
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:
+        return self._run(self._moved(shape), places, out_rows)
+
+    def _moved(self, shape: PlanShape) -> Plan:
+        """The plan of a shape, where this step needs it."""
         plan = self._plan(shape)
         plan.move(shape.slot0, shape.n_kv)
         self._ranks.expose(shape.slot0, shape.n_seq, shape.n_kv)
+        return plan
+
+    def _run(self, plan: Plan, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:
         plan.fill(places, out_rows, self._embed)
         if not self._works_beside:
             self._pause()
@@ -329,6 +325,7 @@ class Runner:
 
     def profile(self, n_tokens: int, n_seq: int, n_past: int) -> StepProfile:
         """Where the time of a step goes that adds n_tokens to each of n_seq sequences of n_past tokens."""
+        self.settle()
         n = padded_length(n_tokens, self.max_chunk)
         shape = PlanShape(n, n_seq, 0, self._window(n_past + n, n), n_seq if n == 1 else 1)
         return step_profile(self._ranks, self.hp, self._family.forward, shape, self._embed)
@@ -342,6 +339,7 @@ class Runner:
 
     def close(self) -> None:
         """Free the plans."""
+        self.settle()
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()

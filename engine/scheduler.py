@@ -66,6 +66,11 @@ class Scheduler:
         limit = self.pace.chunk(goes_on=len(prefilling) > len(decoding))
         return self._prefill(prefilling, limit) if prefilling and limit else self._decode(decoding)
 
+    def go_on(self) -> Batch | None:
+        """The decode step that is known to come next (see Batch.goes_on), None where all its requests have left."""
+        decoding = [r for r in self.running.values() if not r.is_prefilling]
+        return self._decode(decoding) if decoding else None
+
     def _prefill(self, requests: Sequence[Request], limit: int) -> Batch:
         first = min(requests, key=lambda r: r.arrived_s)
         if first.reader is not None:
@@ -110,7 +115,17 @@ class Scheduler:
 
     def _decode(self, requests: Sequence[Request]) -> Batch:
         ordered = sorted(requests, key=lambda r: r.slot or 0)
-        return Batch(Phase.DECODE, tuple(Row(r, r.n_past, (r.last_id,), True) for r in ordered))
+        rows = tuple(Row(r, r.n_past, (r.last_id,), True) for r in ordered)
+        return Batch(Phase.DECODE, rows, self._going_on(ordered))
+
+    def _going_on(self, decoding: Sequence[Request]) -> tuple[bool, ...]:
+        """Batch.goes_on: empty where a prompt may come before the next decode step, or a sampler choose otherwise."""
+        is_full = len(self.running) == self.n_slots
+        if len(decoding) < len(self.running) or (self.waiting and not is_full):
+            return ()
+        if not all(r.takes_the_likeliest for r in decoding):
+            return ()
+        return tuple(len(r.output_ids) + 1 < r.max_new and not r.n_store for r in decoding)
 
     def ran(self, batch: Batch, seconds: float = 0.0) -> None:
         """Note that the batch's tokens are in the cache, and how long that took."""

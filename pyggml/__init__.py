@@ -10,6 +10,7 @@ from .attention import flash_attn, rope, soft_max
 from .backend import Backend, default_threads
 from .buffer import Buffer
 from .candidates import (
+    CHOSEN,
     HAS_INF,
     HAS_NAN,
     NONE_LEFT,
@@ -66,11 +67,13 @@ from .ops import (
 from .products import add_id, hadamard, mul_mat, mul_mat_id
 from .profile import KernelTrace, Work
 from .reduce_type import MIN_NARROW_ELEMENTS, reduce_dtype_for
+from .relay import Relay
 from .rows import get_rows, set_rows
 from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
 from .tensor import Tensor
 
 __all__ = [
+    "CHOSEN",
     "GGUF",
     "HAS_INF",
     "HAS_NAN",
@@ -98,6 +101,7 @@ __all__ = [
     "ModuleProblem",
     "PyggmlError",
     "RankGraph",
+    "Relay",
     "ShapeError",
     "Tensor",
     "Work",

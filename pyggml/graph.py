@@ -118,6 +118,10 @@ class Graph(Definition):
         layout.check_ready()
         return layout
 
+    def note_in_flight(self, runner: object | None) -> None:
+        """Somebody's run in this graph's memory was begun, or with None nobody's: until then no other begins."""
+        self._allocator.in_flight = None if runner is None else id(runner)
+
     def check_feeds(self) -> None:
         """Raise what would end the next step at once: a closed part, or a row that its table does not have."""
         self.check_fresh().check_rows()

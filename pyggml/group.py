@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from ._ffi import ffi, lib
 from .backend import Backend, default_threads
 from .cuda_links import attach
 from .device import Device
-from .errors import ClosedError, ComputeError, DeviceError, ShapeError
-from .rank_graph import RankGraph, check_collectives
+from .errors import ClosedError, ComputeError, DeviceError
+from .group_graph import GroupGraph
+from .rank_graph import RankGraph
 from .reduce_type import check_reduce_dtype
 from .transport import TransportReport, are_ranks_serial
 
@@ -66,7 +65,7 @@ class Group:
         self._turn = threading.Condition(threading.RLock())
         self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
         self._poster: threading.Thread | None = None
-        self._posted: list[GroupGraph] = []
+        self._posted: list[object] = []
         n_cpu = sum(str(d).startswith("cpu") or getattr(d, "kind", "") == "cpu" for d in devices)
         share = threads or max(1, default_threads() // max(1, n_cpu))
         try:
@@ -155,13 +154,20 @@ class Group:
                 self._turn.wait(1.0)
             yield
 
-    def post(self, graph: GroupGraph, runs: Any) -> None:
-        """Queue each rank's part of a run; until wait() the turn stays with this thread."""
+    def post(self, owner: object, runs: Any, job: Callable[[Any, Any], None] = lib.pg_runs_post) -> None:
+        """Queue each rank's part of a run, which `owner` describes; until wait() the turn stays with this thread."""
         handle = self.handle
         self._poster = threading.current_thread()
-        self._posted.append(graph)
+        self._posted.append(owner)
         _POSTED.add(self)
-        lib.pg_runs_post(handle, runs)
+        job(handle, runs)
+
+    def check(self, runs: Any) -> None:
+        """Raise ComputeError, and close the group, where a rank's part of a run that is over has failed."""
+        if any(run.status for run in runs):
+            reason = "it was closed" if self.closed else self.fault() or "a rank failed"
+            self.close()
+            raise ComputeError(f"the group's run failed: {reason}")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -232,118 +238,6 @@ class Group:
         return f"rank {rank[0]}: {ffi.string(text).decode('utf-8', 'replace')}"
 
     def __enter__(self) -> Group:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-class GroupGraph:
-    """The graphs of all ranks, run together.
-
-    `graphs[r].feeds` and `.results` are rank r's host arrays behind step(). Ranks that build nothing
-    take no part.
-    """
-
-    def __init__(self, group: Group, graphs: Sequence[RankGraph]) -> None:
-        self.group = group
-        self.graphs = list(graphs)
-        check_collectives(self.graphs)
-        self._runs = ffi.new("pg_run[]", group.n_ranks)
-        with group.turn():
-            self._join()
-
-    def _join(self) -> None:
-        group = self.group
-        largest = 1
-        for rank, graph in enumerate(self.graphs):
-            if not graph.n_nodes:
-                continue
-            graph.build()
-            graph.join(group.handle, rank, self._runs[rank])
-            sums = (-(-c.tensor.n_bytes // 4) for c in graph.collectives if c.op == lib.PG_ALL_REDUCE)
-            largest = max(largest, *sums, 1)
-        # Ranks meet once while they record, so that all must.
-        on_cards = all(graph.n_nodes and graph.backend.device.module == "cuda" for graph in self.graphs)
-        if on_cards and not group.is_serial:
-            for graph in self.graphs:
-                if not graph.is_alone:
-                    graph.record()
-        if not lib.pg_group_reserve(group.handle, largest):
-            raise ComputeError(f"no host memory for sums of {largest} elements")
-
-    def step(self) -> None:
-        """Send every rank's feeds, run all ranks, fill their results.
-
-        Raises ComputeError with the first fault; the group is then closed.
-        """
-        with self.group.turn():
-            self._check_feeds()
-            lib.pg_runs_finish(self.group.handle, self._runs)
-            self._check()
-
-    def post(self) -> None:
-        """Begin a step behind those already posted; finish() waits for all of them.
-
-        The feeds must stay as they are until the step is done (see Group.wait). Other threads' runs wait for
-        finish().
-        """
-        with self.group.turn():
-            self._check_feeds()
-            self.group.post(self, self._runs)
-
-    def finish(self) -> None:
-        """Wait for all posted steps of the group.
-
-        Raises ComputeError with the first fault; the group is then closed.
-        """
-        with self.group.paused():
-            self._check()
-
-    def _check_feeds(self) -> None:
-        """What one rank would refuse must not begin on the others."""
-        for graph in self.graphs:
-            if graph.n_nodes:
-                graph.check_feeds()
-
-    def _check(self) -> None:
-        if any(run.status for run in self._runs):
-            reason = "it was closed" if self.group.closed else self.group.fault() or "a rank failed"
-            self.group.close()
-            raise ComputeError(f"the group's run failed: {reason}")
-
-    def run(self, **inputs: Any) -> dict[str, np.ndarray]:
-        """Set inputs on every rank (a list gives each rank its own), run, return copies of rank 0's outputs.
-
-        Outputs that rank 0 does not have come from the first rank that has them.
-        """
-        with self.group.turn():
-            return self._run(inputs)
-
-    def _run(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-        for rank, graph in enumerate(self.graphs):
-            mine = {n: v[rank] if isinstance(v, list) else v for n, v in inputs.items() if n in graph.feeds}
-            graph.fill(mine)
-        unknown = set(inputs) - {n for graph in self.graphs for n in graph.feeds}
-        if unknown:
-            raise ShapeError(f"no rank has an input {sorted(unknown)[0]!r}")
-        self.step()
-        outputs: dict[str, np.ndarray] = {}
-        for rank in reversed(range(len(self.graphs))):
-            outputs |= self.outputs(rank)
-        return outputs
-
-    def outputs(self, rank: int) -> dict[str, np.ndarray]:
-        """Copies of one rank's outputs of the last run."""
-        return self.graphs[rank].copy_results()
-
-    def close(self) -> None:
-        """Free all ranks' graphs, after the run in flight."""
-        with self.group.paused():
-            for graph in self.graphs:
-                graph.close()
-
-    def __enter__(self) -> GroupGraph:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

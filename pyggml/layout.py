@@ -131,6 +131,7 @@ class Layout:
         # Inputs that nothing reads get no memory.
         self._fed = {n: i for n, i in inputs.items() if i.handle.data != ffi.NULL}
         self._in = Transfers([(i.handle, i.feed, i.n_rows, i.n_distinct) for i in self._fed.values()])
+        self._read = {o.name: o.handle for o in outputs if not o.is_lazy}
         self._out = Transfers([(o.handle, o.raw, 0, 1) for o in outputs if not o.is_lazy])
         self._lazy = {o.name: Transfers([(o.handle, o.raw, 0, 1)]) for o in outputs if o.is_lazy}
 
@@ -209,6 +210,27 @@ class Layout:
         lib.pg_plan_join(self._plan, group, rank)
         run.plan, run.inputs, run.outputs = self._plan, self._in.native, self._out.native
         run.n_inputs, run.n_outputs = self._in.n, self._out.n
+
+    def describe(
+        self, run: Any, feeds: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]
+    ) -> tuple[Transfers, Transfers]:
+        """Describe in the C struct `run` one with other host arrays, which what is returned keeps alive."""
+        sent = Transfers([
+            (i.handle, feeds[name], i.n_rows, i.n_distinct) for name, i in self._fed.items() if name in feeds
+        ])  # fmt: skip
+        found = Transfers([(self._read[name], array.view(np.uint8), 0, 1) for name, array in results.items()])
+        run.plan, run.inputs, run.outputs = self._plan, sent.native, found.native
+        run.n_inputs, run.n_outputs = sent.n, found.n
+        return sent, found
+
+    def input(self, name: str) -> Any:
+        """The C tensor of an input that something reads."""
+        return self._fed[name].handle
+
+    @property
+    def can_feed(self) -> bool:
+        """Whether a step can take its tokens from the one before it (see relay.py)."""
+        return self._api is not None and bool(lib.pg_plan_can_feed(self._plan))
 
     def check_rows(self) -> None:
         """Raise ShapeError for a number in an input that is no row of its table, or stands there twice and may not."""

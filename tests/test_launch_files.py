@@ -12,8 +12,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "pyggml" / "native" / "cuda"
 # They work before the first step or after the last one, or wait with a deadline, for what was launched before (mail),
-# or for a stream on which nothing was (backend_place).
-BETWEEN_STEPS = {"peer.cu", "place.cu", "proof.cu", "push.cu", "nccl.cu", "mail.cu", "backend_place.cu"}
+# for the end of a step that every rank has launched (mark), or for a stream on which nothing was (backend_place).
+BETWEEN_STEPS = {"peer.cu", "place.cu", "proof.cu", "push.cu", "nccl.cu", "mail.cu", "mark.cu", "backend_place.cu"}
 LAUNCHING = sorted(path.name for path in FOLDER.iterdir() if path.name not in BETWEEN_STEPS)
 WAITS = re.compile(
     r"\bcuda(?:\w*Synchronize|Mem(?:cpy|set)(?!\w*Async)\w*|Free\w*|MallocHost|HostAlloc|HostRegister)\("

@@ -8,7 +8,7 @@ from paper_models import numbers
 
 from pyggml.engine.hparams import Temperature
 from pyggml.engine.plan import fill_mask, temperatures
-from pyggml.engine.runner import group_size, padded_length, slot_group, window_length
+from pyggml.engine.rounding import group_size, padded_length, slot_group, window_length
 
 
 def right_mask(n_tokens: int, n_kv: int, start: int, n: int, window: int) -> np.ndarray:

@@ -26,7 +26,7 @@ class Recorder:
         self._kept = [
             self._set("can_capture", "bool(ggml_backend_t, const struct ggml_cgraph *, char *, size_t)"),
             self._set("capture_begin", "bool(ggml_backend_t, char *, size_t)"),
-            self._set("capture_end", "pgc_graph *(ggml_backend_t, char *, size_t)"),
+            self._set("capture_end", "pgc_graph *(ggml_backend_t, pgc_graph *, char *, size_t)"),
             self._set("graph_launch", "bool(pgc_graph *, char *, size_t)"),
             self._set("graph_free", "void(pgc_graph *)"),
         ]
@@ -44,8 +44,8 @@ class Recorder:
         self.calls.append("begin")
         return True
 
-    def capture_end(self, backend: Any, why: Any, size: int) -> Any:
-        self.calls.append("end")
+    def capture_end(self, backend: Any, earlier: Any, why: Any, size: int) -> Any:
+        self.calls.append("end" if earlier == ffi.NULL else "change")
         ffi.memmove(why, b"no room\0", 8)
         return ffi.NULL if self.fails_to_end else ffi.cast("pgc_graph *", 1)
 
@@ -96,6 +96,22 @@ def test_the_second_run_is_recorded_and_later_ones_are_replayed(recorder: Record
     assert recorder.calls[4:] == ["free"]
 
 
+def test_after_a_move_what_was_recorded_becomes_what_is_recorded_anew(recorder: Recorder) -> None:
+    with gg.Backend("cpu") as backend:
+        graph = double(backend)
+        assert ran(graph, 1.0) and ran(graph, 2.0)
+        for _ in range(2):
+            recorder.calls.clear()
+            graph.check_fresh().forget_recorded()
+            assert graph.replay == ("waiting", "")
+            assert ran(graph, 3.0) and recorder.calls == ["begin", "change", "launch"]
+            assert not ran(graph, 4.0) and graph.replay == ("recorded", "")
+        recorder.calls.clear()
+        graph.check_fresh().forget_recorded()
+        graph.close()
+    assert recorder.calls == ["free"], "once, also where it was not recorded anew"
+
+
 @pytest.mark.parametrize(
     ("recorder", "why"),
     [({"refusal": "experts wait"}, "experts wait"), ({"fails_to_end": True}, "no room")],
@@ -111,7 +127,7 @@ def test_what_cannot_be_recorded_is_walked_and_says_why(recorder: Recorder, why:
 def test_stretches_end_where_a_sum_goes_through_the_host(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyggml.group.all", lambda _: True, raising=False)
+    monkeypatch.setattr("pyggml.group_graph.all", lambda _: True, raising=False)
 
     def build(graph: gg.RankGraph, rank: int) -> None:
         x = graph.input("x", (4,))

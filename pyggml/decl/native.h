@@ -5,7 +5,8 @@ typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t s
 
 typedef struct pg_group pg_group;
 typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
-typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; } pg_run;
+typedef struct pgc_mark pgc_mark;
+typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; struct ggml_tensor *fed; int64_t first_id; pgc_mark *mark; } pg_run;
 enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV, PG_CHOOSE, PG_MASK };
 enum pg_fault { PG_OK, PG_FAULT_TIMEOUT, PG_FAULT_COMPUTE, PG_FAULT_TRANSPORT, PG_FAULT_CLOSED };
 
@@ -31,6 +32,11 @@ pg_plan *pg_plan_new(ggml_backend_t backend, struct ggml_cgraph *graph, const pg
 void pg_plan_join(pg_plan *plan, pg_group *group, int rank);
 void pg_runs_post(pg_group *group, pg_run *runs);
 void pg_runs_finish(pg_group *group, pg_run *runs);
+bool pg_plan_can_feed(const pg_plan *plan);
+int pg_run_begin(pg_run *run);
+int pg_run_end(pg_run *run);
+void pg_runs_begin(pg_group *group, pg_run *runs);
+void pg_runs_end(pg_group *group, pg_run *runs);
 enum pg_replay_state { PG_REPLAY_OFF, PG_REPLAY_WAITING, PG_REPLAY_RECORDED, PG_REPLAY_REFUSED };
 void pg_plan_use(pg_plan *plan, const void *api, bool may_fuse);
 int pg_plan_n_fused(pg_plan *plan);

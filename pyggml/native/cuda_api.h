@@ -4,12 +4,13 @@
 
 #include "fuse.h"
 #include "group.h"
+#include "runs.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define PGC_ABI 10
+#define PGC_ABI 11
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -77,9 +78,10 @@ typedef struct {
     // Whether a graph's nodes can all be recorded: none of them waits on the host.
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);
 
-    // A backend's launches, recorded on the calling thread (relaxed) and replayed. graph_free takes NULL too.
+    // A backend's launches, recorded on the calling thread (relaxed) and replayed. capture_end takes over `earlier`, if any, a
+    // graph of the same launches with other arguments, to make the new one of. graph_free takes NULL too.
     bool (*capture_begin)(ggml_backend_t backend, char * why, size_t why_size);
-    pgc_graph * (*capture_end)(ggml_backend_t backend, char * why, size_t why_size);
+    pgc_graph * (*capture_end)(ggml_backend_t backend, pgc_graph * earlier, char * why, size_t why_size);
     bool (*graph_launch)(pgc_graph * graph, char * why, size_t why_size);
     void (*graph_free)(pgc_graph * graph);
 
@@ -92,6 +94,23 @@ typedef struct {
     // `out` in place of its tensor; all three are F32 of one size, at multiples of 16 bytes. NULL twice: it adds nothing. With
     // is_before_ours fuse_launch follows, whose kernels then may start during the sum.
     void (*sum_with)(const struct ggml_tensor * addend, struct ggml_tensor * out, bool is_before_ours);
+
+    // Marks: set behind what a backend's stream has to do by then, and waited for. With poll_until the polls of
+    // transports by the calling thread wait for a mark only, with NULL for the whole stream again. mark_free takes NULL too.
+    pgc_mark * (*mark_new)(ggml_backend_t backend, char * why, size_t why_size);
+    bool (*mark_set)(pgc_mark * mark, char * why, size_t why_size);
+    bool (*mark_wait)(pgc_mark * mark, char * why, size_t why_size);
+    void (*mark_free)(pgc_mark * mark);
+    void (*poll_until)(const pgc_mark * mark);
+
+    // The likeliest tokens of a step on their way into the next: `pairs` is a vector in the room to work behind what
+    // `choose` found, of a value and a token's number + 1 for each rank and row; offer puts this rank's there, zeros
+    // where others' belong and where nothing was found, and feed takes the best of each row, of equals the lowest rank's.
+    void (*pairs_of)(const struct ggml_tensor * found, int64_t n_rows, int n_ranks, struct ggml_tensor * pairs);
+    bool (*offer)(ggml_backend_t backend, const struct ggml_tensor * found, int64_t first_id, int rank, int n_ranks,
+                  const struct ggml_tensor * pairs, char * why, size_t why_size);
+    bool (*feed)(ggml_backend_t backend, const struct ggml_tensor * pairs, int n_ranks, struct ggml_tensor * tokens, char * why,
+                 size_t why_size);
 } pgc_api;
 
 #ifdef __cplusplus

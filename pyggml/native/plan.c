@@ -474,34 +474,12 @@ int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const 
     return status;
 }
 
-static void run_part(void * argument) {
-    pg_run * run = argument;
-    pg_plan * plan = run->plan;
-    run->status = pg_plan_start(plan, run->inputs, run->n_inputs);
-    if (run->status == GGML_STATUS_SUCCESS) {
-        const int fault = pg_group_finish(plan->group, plan->rank, plan->backend);
-        run->status = fault ? 100 + fault : GGML_STATUS_SUCCESS;
-    }
-    if (run->status == GGML_STATUS_SUCCESS) {
-        pg_plan_read(plan, run->outputs, run->n_outputs);
-    } else if (run->status < 100) {
-        pg_group_fail(plan->group, PG_FAULT_COMPUTE, plan->rank, ggml_status_to_string((enum ggml_status) run->status));
-    }
-}
-
-void pg_runs_post(pg_group * group, pg_run * runs) {
-    for (int i = 0; i < pg_group_n_ranks(group); i++) {
-        if (runs[i].plan) {
-            pg_group_post(group, i, run_part, &runs[i]);
+pg_seat pg_plan_seat(const pg_plan * plan) {
+    pg_seat seat = { plan->backend, plan->group, plan->rank, plan->api, NULL };
+    for (int i = 0; i < plan->n_steps; i++) {
+        if (plan->steps[i].op == PG_CHOOSE) {
+            seat.choice = &plan->steps[i];
         }
     }
-}
-
-void pg_runs_finish(pg_group * group, pg_run * runs) {
-    pg_runs_post(group, runs);
-    for (int i = 0; i < pg_group_n_ranks(group); i++) {
-        if (runs[i].plan) {
-            pg_group_wait(group, i, 0);
-        }
-    }
+    return seat;
 }

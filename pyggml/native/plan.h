@@ -41,14 +41,16 @@ typedef struct {
     int peer;
 } pg_step;
 
-// One rank's part of a run; status is a ggml_status or, when a collective failed, an enum pg_fault + 100.
+// Where a plan runs: alone (group is NULL) or as a rank's; the CUDA module's table (pgc_api) of a plan on a card, and the
+// step that chooses from its logits, each NULL where there is none.
 typedef struct {
-    pg_plan * plan;
-    const pg_transfer * inputs;
-    const pg_transfer * outputs;
-    int n_inputs, n_outputs;
-    int status;
-} pg_run;
+    ggml_backend_t backend;
+    pg_group * group;
+    int rank;
+    const void * api;
+    const pg_step * choice;
+} pg_seat;
+pg_seat pg_plan_seat(const pg_plan * plan);
 
 // Checks every node with the device and lets the backend optimise the graph. On a node that the
 // device cannot run: NULL, and its index in *unsupported_node. The graph must outlive the plan.
@@ -90,10 +92,6 @@ int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const 
 
 // The first transfer with a number that is no row, and the number; -1 if all are.
 int pg_first_bad_row(const pg_transfer * transfers, int n, int64_t * value);
-
-// Posts each rank's part to its thread; pg_group_wait(group, rank, 0) waits. Parts without a plan are skipped.
-void pg_runs_post(pg_group * group, pg_run * runs);
-void pg_runs_finish(pg_group * group, pg_run * runs);
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,7 @@ struct pg_replay {
     ggml_backend_t backend;
     pgc_graph ** graphs;
     int n_graphs, max_graphs;
+    int n_made;  // graphs that are there: those of a window before stay, to become the next ones
     int n_runs;
     enum pg_replay_state state;
     char why[256];
@@ -31,12 +32,12 @@ pg_replay * pg_replay_new(const pgc_api * api, ggml_backend_t backend) {
 }
 
 static void drop_graphs(pg_replay * replay) {
-    for (int i = 0; i < replay->n_graphs; i++) {
+    for (int i = 0; i < replay->n_made; i++) {
         replay->api->graph_free(replay->graphs[i]);
     }
     free(replay->graphs);
     replay->graphs = NULL;
-    replay->n_graphs = replay->max_graphs = 0;
+    replay->n_graphs = replay->max_graphs = replay->n_made = 0;
 }
 
 void pg_replay_free(pg_replay * replay) {
@@ -63,7 +64,7 @@ void pg_replay_forget(pg_replay * replay) {
     replay->n_runs = replay->n_runs > 1 ? 1 : replay->n_runs;
     if (replay->state == PG_REPLAY_RECORDED) {
         replay->state = PG_REPLAY_WAITING;
-        drop_graphs(replay);
+        replay->n_graphs = 0;
     }
 }
 
@@ -71,25 +72,34 @@ bool pg_replay_is_due(pg_replay * replay) {
     return replay->n_runs < 2 && ++replay->n_runs == 2;
 }
 
-static bool keep(pg_replay * replay, pgc_graph * graph) {
-    if (replay->n_graphs == replay->max_graphs) {
-        const int max_graphs = replay->max_graphs ? 2 * replay->max_graphs : 4;
-        pgc_graph ** graphs = realloc(replay->graphs, max_graphs * sizeof(pgc_graph *));
-        if (!graphs) {
-            replay->api->graph_free(graph);
-            pg_replay_refuse(replay, "no host memory for a recorded graph");
-            return false;
-        }
-        replay->graphs = graphs;
-        replay->max_graphs = max_graphs;
+static bool make_room(pg_replay * replay) {
+    if (replay->n_graphs < replay->max_graphs) {
+        return true;
     }
-    replay->graphs[replay->n_graphs++] = graph;
-    replay->state = PG_REPLAY_RECORDED;
+    const int max_graphs = replay->max_graphs ? 2 * replay->max_graphs : 4;
+    pgc_graph ** graphs = realloc(replay->graphs, max_graphs * sizeof(pgc_graph *));
+    if (!graphs) {
+        return false;
+    }
+    replay->graphs = graphs;
+    replay->max_graphs = max_graphs;
     return true;
+}
+
+// The place of the next stretch, with what an earlier recording left there or NULL.
+static pgc_graph ** next_place(pg_replay * replay) {
+    if (replay->n_graphs == replay->n_made) {
+        replay->graphs[replay->n_made++] = NULL;
+    }
+    return &replay->graphs[replay->n_graphs];
 }
 
 bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int first, int last) {
     if (replay->state == PG_REPLAY_REFUSED) {
+        return false;
+    }
+    if (!make_room(replay)) {
+        pg_replay_refuse(replay, "no host memory for a recorded graph");
         return false;
     }
     if (!replay->api->capture_begin(replay->backend, replay->why, sizeof(replay->why))) {
@@ -97,13 +107,15 @@ bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int firs
         return false;
     }
     const int status = walk(plan, first, last);
-    pgc_graph * graph = replay->api->capture_end(replay->backend, replay->why, sizeof(replay->why));
-    if (status != GGML_STATUS_SUCCESS || !graph) {
-        replay->api->graph_free(graph);
-        pg_replay_refuse(replay, graph ? "a step failed while it was recorded" : replay->why);
+    pgc_graph ** place = next_place(replay);
+    *place = replay->api->capture_end(replay->backend, *place, replay->why, sizeof(replay->why));
+    if (status != GGML_STATUS_SUCCESS || !*place) {
+        pg_replay_refuse(replay, *place ? "a step failed while it was recorded" : replay->why);
         return false;
     }
-    return keep(replay, graph);
+    replay->n_graphs++;
+    replay->state = PG_REPLAY_RECORDED;
+    return true;
 }
 
 int pg_replay_launch(pg_replay * replay, int stretch) {

@@ -5,11 +5,13 @@
 #include "fused.h"
 #include "graph.h"
 #include "mail.h"
+#include "mark.h"
 #include "mask.h"
 #include "nccl.h"
 #include "peer.h"
 #include "proof.h"
 #include "push.h"
+#include "relay.h"
 #include "workspace.h"
 
 static bool check(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int offset_elements,
@@ -34,10 +36,14 @@ static bool capture_begin(ggml_backend_t backend, char * text, size_t text_size)
     return find_place(backend, where, why) && begin_capture(where, why);
 }
 
-static pgc_graph * capture_end(ggml_backend_t backend, char * text, size_t text_size) {
+static pgc_graph * capture_end(ggml_backend_t backend, pgc_graph * earlier, char * text, size_t text_size) {
     const reason why = {text, text_size};
     place where;
-    return find_place(backend, where, why) ? end_capture(where, why) : nullptr;
+    if (!find_place(backend, where, why)) {
+        free_graph(earlier);
+        return nullptr;
+    }
+    return end_capture(where, earlier, why);
 }
 
 static bool graph_launch(pgc_graph * graph, char * text, size_t text_size) {
@@ -62,7 +68,7 @@ extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void)
     static const pgc_api api = {
         PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
-        can_fuse_on, fuse_launch, push_with,
+        can_fuse_on, fuse_launch, push_with, mark_new, mark_set, mark_wait, mark_free, poll_until, pairs_of, offer_likeliest, feed_likeliest,
     };
     return &api;
 }

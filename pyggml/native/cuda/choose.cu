@@ -15,6 +15,7 @@ constexpr int N_THREADS = 256;
 constexpr int A_THREAD = 16;
 constexpr int STRETCH = N_THREADS * A_THREAD;
 constexpr int MAX_STRETCHES = 128;
+static_assert(MAX_STRETCHES * STRETCH < 1 << 24, "relay_pairs.cuh tells tokens as floats");
 constexpr uint32_t KEY_OF_MINUS_INF = 0x007fffffu;
 constexpr uint32_t KEY_OF_INF = 0xff800000u;
 
@@ -24,6 +25,7 @@ struct stretch_result {
     float max, sum;  // of exp(logit - max)
     uint32_t has_nan, n_found;
 };
+static_assert(sizeof(stretch_result) >= 2 * MAX_PLACES * sizeof(float), "pairs_of (relay.cu) takes the room of one stretch a row");
 
 __device__ uint32_t key_of(float value) {
     const uint32_t bits = __float_as_uint(value);

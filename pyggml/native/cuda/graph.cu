@@ -9,23 +9,33 @@ bool begin_capture(const place & where, const reason & why) {
            why.passed(cudaStreamBeginCapture(where.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
 }
 
-pgc_graph * end_capture(const place & where, const reason & why) {
+static bool has_become(pgc_graph * earlier, cudaGraph_t recorded) {
+    cudaGraphExecUpdateResultInfo info;
+    const bool is_so = cudaGraphExecUpdate(earlier->executable, recorded, &info) == cudaSuccess;
+    cudaGetLastError();
+    return is_so;
+}
+
+pgc_graph * end_capture(const place & where, pgc_graph * earlier, const reason & why) {
     cudaGraph_t recorded = nullptr;
-    cudaGraphExec_t executable = nullptr;
     if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") ||
         !why.passed(cudaStreamEndCapture(where.stream, &recorded), "cudaStreamEndCapture")) {
+        free_graph(earlier);
         return nullptr;
     }
-    const bool is_made = why.passed(cudaGraphInstantiate(&executable, recorded, 0), "cudaGraphInstantiate");
+    pgc_graph * graph = earlier;
+    if (!earlier || !has_become(earlier, recorded)) {
+        free_graph(earlier);
+        cudaGraphExec_t executable = nullptr;
+        const bool is_made = why.passed(cudaGraphInstantiate(&executable, recorded, 0), "cudaGraphInstantiate");
+        graph = is_made ? new pgc_graph{where, executable} : nullptr;
+    }
     cudaGraphDestroy(recorded);
-    if (!is_made) {
+    if (graph && !why.passed(cudaGraphUpload(graph->executable, where.stream), "cudaGraphUpload")) {
+        free_graph(graph);
         return nullptr;
     }
-    if (!why.passed(cudaGraphUpload(executable, where.stream), "cudaGraphUpload")) {
-        cudaGraphExecDestroy(executable);
-        return nullptr;
-    }
-    return new pgc_graph{where, executable};
+    return graph;
 }
 
 bool launch_graph(pgc_graph * graph, const reason & why) {

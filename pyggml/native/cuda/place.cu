@@ -61,12 +61,18 @@ bool find_places(int n_ranks, const ggml_backend_t * backends, place * found, co
     return true;
 }
 
+static thread_local cudaEvent_t awaited = nullptr;
+
+void wait_only_for(cudaEvent_t event) {
+    awaited = event;
+}
+
 ending wait_for(const place & where, double deadline_s, const std::function<bool()> & must_stop) {
     cudaSetDevice(where.card);
     const auto start = steady::now();
     const auto deadline = std::chrono::duration<double>(deadline_s);
     while (true) {
-        const cudaError_t status = cudaStreamQuery(where.stream);
+        const cudaError_t status = awaited ? cudaEventQuery(awaited) : cudaStreamQuery(where.stream);
         cudaGetLastError();  // "not ready" would else be taken for a later launch's error
         if (must_stop()) {
             return ending::stopped;

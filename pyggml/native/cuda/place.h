@@ -41,8 +41,11 @@ bool find_places(int n_ranks, const ggml_backend_t * backends, place * found, co
 
 enum class ending { done, stopped, expired, broken };
 
-// Waits until the stream is empty, must_stop() says so, or the deadline has passed; never blocks in CUDA.
+// Waits until the stream is empty (or see wait_only_for), must_stop() says so, or the deadline has passed; never blocks in CUDA.
 ending wait_for(const place & where, double deadline_s, const std::function<bool()> & must_stop);
+
+// Has this thread's next waits take the event for the stream's end; with nullptr the stream's own again.
+void wait_only_for(cudaEvent_t event);
 
 // Runs work on a thread of its own. False at the deadline: the work then goes on alone, so it must own what it uses.
 bool run_bounded(double deadline_s, std::function<void()> work);

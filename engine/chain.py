@@ -1,0 +1,91 @@
+"""Decode steps that are begun before the host has read those in front of them.
+
+The card hands the likeliest tokens of one step to the next (pyggml.Relay), so that it never waits for the host. The
+host reads each step as ever, and a step whose tokens turn out to be others than it took is not used. Owned by the
+runner; engine thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import pyggml as gg
+
+from .errors import EngineError
+from .logits import Logits
+from .plan import Place, Plan
+
+STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
+
+
+class Chain:
+    """Steps of one plan, of which at most two are in flight."""
+
+    def __init__(self, plan: Plan, relay: gg.Relay, trash_row: int, n_rows: int) -> None:
+        self.plan, self._relay = plan, relay
+        self._trash_row, self._n_rows = trash_row, n_rows
+        self._parts = [[gg.chosen_candidates(found) for found in bank.results] for bank in relay.banks]
+        self._bank = 0
+        self._places: Sequence[Place] = ()  # of the step begun last; without ids where the card has them
+        self._read: Logits | None = None  # of the step in front of it
+        self._ended_s = time.perf_counter()
+
+    def begin(self, places: Sequence[Place]) -> None:
+        """Begin a first step."""
+        self._fill(places)
+        self._relay.begin(self._bank)
+
+    def step(self, go_on: Sequence[int], meanwhile: Callable[[], None]) -> tuple[Logits, float]:
+        """Begin the step after the one begun last, of the slots that go on, if any, and end the one in front.
+
+        What it chose, a row a slot of the plan, and the seconds since the step before that were not the host's.
+        """
+        try:
+            if go_on:
+                self._bank = 1 - self._bank
+                self._fill([Place(p.slot, p.start + 1, ()) for p in self._places if p.slot in go_on])
+                self._relay.begin(self._bank, is_fed=True)
+            meanwhile()
+            start = time.perf_counter()
+            found = self._parts[self._relay.end()]
+        except BaseException:
+            self._relay.drop()
+            raise
+        end = time.perf_counter()
+        native_s = end - (self._ended_s if end - start > STILL_BUSY_S else start)
+        self._ended_s = end
+        self._read = Logits(_no_rows, found, self.plan.first_ids)
+        return self._read, native_s
+
+    def _fill(self, places: Sequence[Place]) -> None:
+        self._places = places
+        slot0, feeds = self.plan.slot0, self._relay.banks[self._bank].feeds
+        tokens, positions, rows = feeds["tokens"], feeds["positions"], feeds["kv_rows"]
+        if len(places) < len(rows):
+            tokens[:] = 0
+            positions[:] = 0
+            rows[:] = self._trash_row
+        for place in places:
+            r = place.slot - slot0
+            positions[r], rows[r] = place.start, place.slot * self._n_rows + place.start
+            if place.ids:
+                tokens[r] = place.ids[0]
+
+    def serves(self, places: Sequence[Place]) -> bool:
+        """Whether the step begun last is what these tokens need: the card took the same ones to the same places."""
+        likeliest = None if self._read is None else self._read.greedy()
+        if likeliest is None:
+            return False
+        begun = {(p.slot, p.start) for p in self._places}
+        slot0 = self.plan.slot0
+        return all((p.slot, p.start) in begun and p.ids[0] == likeliest[p.slot - slot0] for p in places)
+
+    def drop(self) -> None:
+        """Wait for what is in flight, and use nothing of it."""
+        self._relay.drop()
+
+
+def _no_rows() -> NoReturn:
+    raise EngineError("logits behind which another step was begun were asked for")
