@@ -37,10 +37,11 @@ class Chain:
         self._fill(places)
         self._relay.begin(self._bank)
 
-    def step(self, go_on: Sequence[int], meanwhile: Callable[[], None]) -> tuple[Logits, float]:
+    def step(self, go_on: Sequence[int], meanwhile: Callable[[], None]) -> tuple[Logits, float, bool]:
         """Begin the step after the one begun last, of the slots that go on, if any, and end the one in front.
 
-        What it chose, a row a slot of the plan, and the seconds since the step before that were not the host's.
+        What it chose, a row a slot of the plan; the seconds since the step before that were not the host's, and whether
+        the host came before the step's end.
         """
         try:
             if go_on:
@@ -49,15 +50,16 @@ class Chain:
                 self._relay.begin(self._bank, is_fed=True)
             meanwhile()
             start = time.perf_counter()
-            found = self._parts[self._relay.end()]
+            found = self._parts[self._relay.finish()]
         except BaseException:
             self._relay.drop()
             raise
         end = time.perf_counter()
-        native_s = end - (self._ended_s if end - start > STILL_BUSY_S else start)
+        is_early = end - start > STILL_BUSY_S
+        native_s = end - (self._ended_s if is_early else start)
         self._ended_s = end
         self._read = Logits(_no_rows, found, self.plan.first_ids)
-        return self._read, native_s
+        return self._read, native_s, is_early
 
     def _fill(self, places: Sequence[Place]) -> None:
         self._places = places
@@ -82,9 +84,9 @@ class Chain:
         slot0 = self.plan.slot0
         return all((p.slot, p.start) in begun and p.ids[0] == likeliest[p.slot - slot0] for p in places)
 
-    def drop(self) -> None:
-        """Wait for what is in flight, and use nothing of it."""
-        self._relay.drop()
+    def drop(self) -> Exception | None:
+        """Wait for what is in flight, and use nothing of it; what went wrong there."""
+        return self._relay.drop()
 
 
 def _no_rows() -> NoReturn:

@@ -42,7 +42,10 @@ class BatchRunner(Protocol):
 
     def forget(self, slot: int) -> None: ...
 
-    def settle(self) -> None: ...
+    def settle(self) -> Exception | None: ...
+
+    @property
+    def came_early(self) -> bool: ...
 
     @property
     def is_ahead(self) -> bool: ...
@@ -133,6 +136,7 @@ class Engine:
 
         def run() -> None:
             try:
+                self._settle()
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
@@ -179,6 +183,8 @@ class Engine:
 
     def _serve(self) -> None:
         while True:
+            if self.scheduler.is_idle:
+                self._settle()
             with self._wake:
                 while not self._inbox and not self._is_closing and self.scheduler.is_idle:
                     self._wake.wait()
@@ -205,12 +211,19 @@ class Engine:
         """Schedule, run, choose the next tokens, send them."""
         batch = self.scheduler.go_on() if self.runner.is_ahead else None
         if batch is None:
-            self.runner.settle()
+            self._settle()
             batch = self.scheduler.schedule()
         if batch is None:
             self._tell()
         else:
             self._step(batch)
+
+    def _settle(self) -> None:
+        """Let no step be ahead; where one broke the ranks, they are built anew."""
+        fault = self.runner.settle()
+        if fault is not None and self.runner.is_broken:
+            self._tell()
+            self._begin_anew(fault)
 
     def _step(self, batch: Batch) -> None:
         has_run = False
@@ -219,7 +232,7 @@ class Engine:
             results = self.runner.run(batch, self._tell)
             has_run = True
             self._ended_s = time.perf_counter()
-            self.scheduler.ran(batch, self._ended_s - start)
+            self.scheduler.ran(batch, self._ended_s - start if self.runner.came_early else 0.0)
             results = self._read(batch, results)
             rows = [row for row in batch.rows if row.wants_logits]
             chosen = self._choose(rows, results)

@@ -6,6 +6,7 @@ they can be: a numpy comparison over a long window would cost more than the rest
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from .hparams import HParams
 from .logits import Logits
 from .rank import Rank, Ranks
 
+LOG = logging.getLogger("pyggml.engine")
 _HIDDEN = np.float16(-np.inf)
 _MASKS = ("mask", "mask_swa")
 _FED = {"tokens", "positions", "kv_rows"}
@@ -211,7 +213,11 @@ class Plan:
             return None
         if len(self._with_logits) < len(self.graphs):
             return None
-        return gg.Relay(self.graphs, self._group, tokens="tokens", choice="chosen", first_ids=self.first_ids)
+        try:
+            return gg.Relay(self.graphs, self._group, tokens="tokens", choice="chosen", first_ids=self.first_ids)
+        except gg.AllocationError as error:
+            LOG.warning("decode steps wait for the host: %s", error)
+            return None
 
     def _fetch_logits(self) -> np.ndarray:
         parts = [graph.fetch("logits") for graph in self._with_logits]

@@ -3,13 +3,13 @@
 Owns the plan cache; borrows the ranks. Engine thread only.
 Prompt chunks are padded to a few lengths, and slots taken in groups of a few sizes, so that few plans
 serve all batches; where attention takes any length of the cache, a plan also serves all slots and
-lengths. Plans live in a cache bounded by count, the least recently used one leaves.
+lengths.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,14 +21,14 @@ from .hparams import HParams
 from .logits import Logits
 from .models.family import Family
 from .plan import Place, Plan
+from .plan_cache import PlanCache
 from .rank import Ranks
 from .rounding import padded_length, slot_group, window_length
 from .runner_stats import RunnerStats
 from .step_profile import StepProfile, step_profile
 from .weights import host_rows
 
-MAX_PLANS = 64
-MAX_HOST_BYTES = 1 << 30  # of the plans' host arrays, masks above all
+MAX_MISSED = 6  # in a row, after which 62 decode steps wait for the host
 MAX_READ_BYTES = 1 << 27  # of the logits of one step
 MAX_IN_FLIGHT = 64  # micro-batches of one prefill step where stages work on several at once
 FEW_IN_FLIGHT = 8  # where each place in the cache is a plan, or nobody knows how long they take
@@ -42,16 +42,18 @@ class Runner:
         self.max_chunk = max_chunk
         self.stats = RunnerStats()
         self._family = family
-        self._plans: OrderedDict[PlanShape, Plan] = OrderedDict()
+        self._plans = PlanCache([])
         self._meanwhile: Callable[[], None] = lambda: None
-        self._kept: set[PlanShape] = set()
         self._chain: Chain | None = None
+        self._n_missed = self._n_single = 0
+        self.came_early = True
         self.use(ranks)
 
     def use(self, ranks: Ranks) -> None:
         """Run on these ranks from now on."""
         self.close()
         self._ranks = ranks
+        self._plans = PlanCache([rank.backend.device for rank in ranks.ranks])
         self._cache = ranks.cache
         self._embed = host_rows(rank.weights for rank in ranks.ranks)
         # A processor computes on the thread that begins a step.
@@ -82,11 +84,14 @@ class Runner:
         """Whether a decode step was begun that nobody has asked for yet: of all that went on in the step before."""
         return self._chain is not None
 
-    def settle(self) -> None:
-        """Let nothing be in flight: a step begun ahead is waited for and not used."""
+    def settle(self) -> Exception | None:
+        """Let nothing be in flight: a step begun ahead is waited for and not used; what went wrong in it."""
         chain, self._chain = self._chain, None
-        if chain is not None:
-            chain.drop()
+        return None if chain is None else chain.drop()
+
+    def _check_settled(self) -> None:
+        if (fault := self.settle()) is not None:
+            raise fault
 
     def forget(self, slot: int) -> None:
         """Let nothing that lies in a slot be read again."""
@@ -126,15 +131,17 @@ class Runner:
     def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> np.ndarray | Logits:
         """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.
 
-        A row that is read gives the results of all its tokens.
+        A row that is read gives the results of all its tokens. `came_early` says afterwards whether the step's end was
+        waited for; else nobody knows how long it took.
 
         `meanwhile` is called once, while the devices work where they do so by themselves.
         """
         self._meanwhile = meanwhile
+        self.came_early = True
         places = [Place(row.slot, row.start, row.ids) for row in batch.rows]
         if batch.phase is Phase.DECODE:
             return self._decode(places, [p.slot for p, goes_on in zip(places, batch.goes_on) if goes_on])
-        self.settle()
+        self._check_settled()
         if len(places) > 1:
             return self._prefill_several(places, [row.wants_logits for row in batch.rows])
         (place,), (row,) = places, batch.rows
@@ -145,12 +152,18 @@ class Runner:
     def _decode(self, places: Sequence[Place], go_on: Sequence[int]) -> np.ndarray | Logits:
         """A token of each place; where the likeliest token of some slots goes on, the step after it begins with it."""
         chain = self._chain
-        if chain is None or not chain.serves(places):
-            self.settle()
+        if chain is not None and chain.serves(places):
+            self._n_missed = 0
+        else:
+            if chain is not None:  # its token is not wanted, and the next may not be either
+                self._n_missed = min(self._n_missed + 1, MAX_MISSED)
+                self._n_single = (1 << self._n_missed) - 2
+            self._check_settled()
             shape = self._decode_shape(places)
             plan = self._moved(shape)
-            relay = plan.relay if go_on else None
+            relay = plan.relay if go_on and not self._n_single else None
             if relay is None or not relay.is_ready:
+                self._n_single = max(0, self._n_single - 1)
                 logits = self._run(plan, places, ())
                 return self._taken(logits, [p.slot - plan.slot0 for p in places], plan.shape.n_seq)
             chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
@@ -159,7 +172,7 @@ class Runner:
         next_places = [Place(p.slot, p.start + 1, p.ids) for p in places if p.slot in go_on]
         here = 1, chain.plan.shape.n_seq, chain.plan.slot0, chain.plan.n_kv
         is_followed = bool(next_places) and self._decode_shape(next_places)[:4] == here
-        found, native_s = chain.step(go_on if is_followed else (), self._pause)
+        found, native_s, self.came_early = chain.step(go_on if is_followed else (), self._pause)
         self._chain = chain if is_followed else None
         self.stats.native_s += native_s
         self.stats.n_steps += 1
@@ -232,7 +245,7 @@ class Runner:
         outs: list[list[int]] = [[] for _ in pieces]
         outs[-1] = [row - starts[-1] for row in out_rows]
         shapes = [self._prefill_shape(p, len(out), k % n_lanes) for k, (p, out) in enumerate(zip(pieces, outs))]
-        self._kept = {self._key(shape) for shape in shapes}
+        self._plans.kept = {self._key(shape) for shape in shapes}
         try:
             plans = [self._plan(shape) for shape in shapes]  # nothing is built or freed while steps are in flight
             self._ranks.expose(place.slot, 1, shapes[-1].n_kv)
@@ -250,7 +263,7 @@ class Runner:
                 group.wait()
             raise
         finally:
-            self._kept = set()
+            self._plans.kept = ()
         self.stats.native_s += time.perf_counter() - start
         self.stats.n_steps += min(len(plans), n_lanes - 1)
         return self._logits(plans[-1])
@@ -296,20 +309,12 @@ class Runner:
 
     def _plan(self, shape: PlanShape) -> Plan:
         key = self._key(shape)
-        plan = self._plans.get(key)
-        if plan is not None and not plan.is_stale:
-            self._plans.move_to_end(key)
+        plan = self._plans.find(key)
+        if plan is not None:
             return plan
         start = time.perf_counter()
-        if plan is not None:
-            self._drop_stale()
-        plan = self._plans[key] = self._make(key)
+        plan = self._plans.add(key, self._make)
         plan.move(shape.slot0, shape.n_kv)
-        while len(self._plans) > MAX_PLANS or self._host_bytes() > MAX_HOST_BYTES:
-            oldest = next(iter(self._plans))
-            if oldest in self._kept or oldest == key:
-                break
-            self._plans.pop(oldest).close()
         self.stats.n_plans_built += 1
         self.stats.plan_s += time.perf_counter() - start
         return plan
@@ -330,16 +335,7 @@ class Runner:
         shape = PlanShape(n, n_seq, 0, self._window(n_past + n, n), n_seq if n == 1 else 1)
         return step_profile(self._ranks, self.hp, self._family.forward, shape, self._embed)
 
-    def _host_bytes(self) -> int:
-        return sum(plan.host_bytes for plan in self._plans.values())
-
-    def _drop_stale(self) -> None:
-        for shape in [shape for shape, plan in self._plans.items() if plan.is_stale]:
-            self._plans.pop(shape).close()
-
     def close(self) -> None:
         """Free the plans."""
         self.settle()
-        for plan in self._plans.values():
-            plan.close()
         self._plans.clear()

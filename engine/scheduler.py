@@ -120,12 +120,11 @@ class Scheduler:
 
     def _going_on(self, decoding: Sequence[Request]) -> tuple[bool, ...]:
         """Batch.goes_on: empty where a prompt may come before the next decode step, or a sampler choose otherwise."""
-        is_full = len(self.running) == self.n_slots
-        if len(decoding) < len(self.running) or (self.waiting and not is_full):
+        if len(decoding) < len(self.running) or not all(r.takes_the_likeliest for r in decoding):
             return ()
-        if not all(r.takes_the_likeliest for r in decoding):
-            return ()
-        return tuple(len(r.output_ids) + 1 < r.max_new and not r.n_store for r in decoding)
+        goes_on = tuple(len(r.output_ids) + 1 < r.max_new and not r.n_store for r in decoding)
+        has_room = len(self.running) < self.n_slots or not all(goes_on)
+        return () if self.waiting and has_room else goes_on
 
     def ran(self, batch: Batch, seconds: float = 0.0) -> None:
         """Note that the batch's tokens are in the cache, and how long that took."""

@@ -66,6 +66,7 @@ class Group:
         self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
         self._poster: threading.Thread | None = None
         self._posted: list[object] = []
+        self.ahead: set[object] = set()  # relays with steps begun, which the rank threads have done with
         n_cpu = sum(str(d).startswith("cpu") or getattr(d, "kind", "") == "cpu" for d in devices)
         share = threads or max(1, default_threads() // max(1, n_cpu))
         try:
@@ -158,7 +159,8 @@ class Group:
         """Queue each rank's part of a run, which `owner` describes; until wait() the turn stays with this thread."""
         handle = self.handle
         self._poster = threading.current_thread()
-        self._posted.append(owner)
+        if owner not in self._posted:
+            self._posted.append(owner)
         _POSTED.add(self)
         job(handle, runs)
 
@@ -175,13 +177,15 @@ class Group:
         with self._turn:
             if self._handle is not None:
                 self.wait()
+                for backend in self.backends if self.ahead else ():
+                    backend.synchronize()
             yield
 
     def try_pause(self) -> bool:
         """Pause if that needs no waiting; resume() ends it."""
         if not self._turn.acquire(blocking=False):
             return False
-        if self._posted:
+        if self._posted or self.ahead:
             self._turn.release()
             return False
         return True

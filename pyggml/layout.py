@@ -223,6 +223,10 @@ class Layout:
         run.n_inputs, run.n_outputs = sent.n, found.n
         return sent, found
 
+    def reads(self, name: str) -> bool:
+        """Whether a run reads an input of that name."""
+        return name in self._fed
+
     def input(self, name: str) -> Any:
         """The C tensor of an input that something reads."""
         return self._fed[name].handle

@@ -11,6 +11,7 @@ import numpy as np
 from ._ffi import ffi, lib
 from .backend import Backend
 from .errors import AllocationError
+from .lifetime import Lock
 
 _ALIGNMENT = 64
 
@@ -20,7 +21,8 @@ def pinned_arrays(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays of zeros, by name with shape and numpy type, in memory pinned by the backend's device.
 
-    Plain memory where the device pins none. It is freed when the last of the arrays goes. Raises AllocationError.
+    Plain memory where the device pins none. It is freed after the last of the arrays, when nothing is in flight on the
+    backend. Raises AllocationError.
     """
     offsets, n_bytes = {}, 0
     for name, (shape, kind) in arrays.items():
@@ -41,12 +43,14 @@ def _pinned(backend: Backend, n_bytes: int) -> Any:
     if buffer == ffi.NULL:
         raise AllocationError(f"{backend.device.name}: no pinned host memory of {n_bytes} bytes")
     base = ffi.cast(f"char (*)[{n_bytes}]", lib.ggml_backend_buffer_get_base(buffer))
-    return ffi.buffer(ffi.gc(base, _freeing(buffer)))
+    return ffi.buffer(ffi.gc(base, _freeing(buffer, backend.lock)))
 
 
-def _freeing(buffer: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> Callable[[Any], None]:
+def _freeing(
+    buffer: Any, lock: Lock, is_finalizing: Callable[[], bool] = sys.is_finalizing
+) -> Callable[[Any], None]:
     def free(base: Any) -> None:
         if not is_finalizing():  # the driver may be gone by then
-            lib.ggml_backend_buffer_free(buffer)
+            lock.free(lambda: lib.ggml_backend_buffer_free(buffer))
 
     return free

@@ -33,6 +33,7 @@ class FakeRelay:
         self.is_ready = True
         self.n_fed = self.n_dropped = 0
         self.fails_at: int | None = None
+        self.fault: Exception | None = None  # of the next steps that are dropped
 
     def begin(self, bank: int, *, is_fed: bool = False) -> None:
         assert bank not in self._in_flight and len(self._in_flight) == is_fed
@@ -62,12 +63,18 @@ class FakeRelay:
         found[:, 2 * gg.CHOSEN] = best.found
         found.view(np.float32)[:, 2 * gg.CHOSEN + 1] = best.logsumexp
 
-    def end(self) -> int:
+    def finish(self) -> int:
         return self._in_flight.pop(0)
 
-    def drop(self) -> None:
+    def drop(self) -> Exception | None:
         self.n_dropped += len(self._in_flight)
         self._in_flight.clear()
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            group = self._plan._group
+            assert group is not None
+            group.close()
+        return fault
 
     def close(self) -> None:
         self.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 from fake_relay import FakeRelay, give_relays
 
+from pyggml import ComputeError
 from pyggml.engine import LLM, Completion, FinishReason, GenerationError, SamplingParams
+from pyggml.engine.chain import Chain
+from pyggml.engine.pace import Pace
 
 PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [12]]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -204,3 +208,62 @@ def test_a_step_begun_ahead_that_fails_ends_no_answer(
         with pytest.raises(GenerationError, match="planted"):
             llm.generate(PROMPTS[:1], max_tokens=30, **GREEDY)
         assert ids_of(llm.generate(PROMPTS[:1], max_tokens=30, **GREEDY)) == alone
+
+
+def test_nothing_stays_in_flight_while_nobody_asks(
+    open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(llm: LLM) -> Any:
+        text = llm.generate([PROMPTS[0]], max_tokens=40, **GREEDY)[0].text
+        return llm.generate([PROMPTS[0]], max_tokens=200, stop=[text[len(text) // 2 :][:3]], **GREEDY)[0].text
+
+    relays = give_relays(monkeypatch)
+    with open_llm() as llm:
+        ask(llm)
+        for _ in range(1000):
+            if not llm._runner.is_ahead:
+                break
+            time.sleep(0.01)
+        assert not llm._runner.is_ahead and not any(relay._in_flight for relay in relays)
+    assert n_fed(relays) > 20
+
+
+def test_a_fault_of_a_step_that_nobody_wants_has_the_ranks_built_anew(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt with a beginning that another slot holds comes next: its rows are copied before any step."""
+    prompt = [3 + i % 250 for i in range(300)]
+    where: dict[str, Any] = {"device": "cpu,cpu", "tp": 2}
+    with LLM(tiny("llama"), ctx=600, threads=1, parallel=4, **where) as llm:
+        right = ids_of(llm.generate([prompt[:100] + [7, 8]], max_tokens=20, **GREEDY))
+    relays = give_relays(monkeypatch)
+    with LLM(tiny("llama"), ctx=600, threads=1, parallel=4, **where) as llm:
+        stream = llm.generate([prompt], max_tokens=200, stream=True, **GREEDY)
+        for count, _ in enumerate(stream):
+            if count == 10:
+                break
+        relays[-1].fault = ComputeError("planted")
+        stream.close()
+        assert ids_of(llm.generate([prompt[:100] + [7, 8]], max_tokens=20, **GREEDY)) == right
+        assert llm.status().n_rebuilds == 1 and llm._engine.last_fault == "planted"
+
+
+def test_where_the_likeliest_stays_banned_steps_are_soon_taken_singly(
+    open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chain, "serves", lambda *_: False)
+    relays = give_relays(monkeypatch)
+    with open_llm() as llm:
+        llm.generate([PROMPTS[0]], max_tokens=250, **GREEDY)
+    assert 0 < n_dropped(relays) < 12
+
+
+def test_a_step_whose_end_was_not_waited_for_says_nothing_about_speed(
+    open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Pace, "note_decode", lambda self, seconds: told.append(seconds))
+    give_relays(monkeypatch)
+    with open_llm() as llm:
+        llm.generate([PROMPTS[0]], max_tokens=50, **GREEDY)
+    assert told.count(0.0) > 40, "the stand-in has always finished before it is waited for"

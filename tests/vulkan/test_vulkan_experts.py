@@ -67,7 +67,7 @@ def routed(path: Path, devices: str, **options: Any) -> Routed:
     with pytest.MonkeyPatch.context() as patch, LLM(path, device=devices, **OPEN, **options) as llm:
         patch.setattr(experts, "route", watched)
         logits = llm.score(PROMPT, logits=True)
-        plan = next(reversed(llm._runner._plans.values()))
+        *_, (_, plan) = llm._runner._plans.items()
         results = [graph.copy_results() for graph in plan.graphs]
     taken, own = ([[r[n] for n in r if n.startswith(kind)] for r in results] for kind in ("taken.", "own."))
     return Routed(logits, taken, own)

@@ -15,7 +15,7 @@ constexpr int N_THREADS = 256;
 constexpr int A_THREAD = 16;
 constexpr int STRETCH = N_THREADS * A_THREAD;
 constexpr int MAX_STRETCHES = 128;
-static_assert(MAX_STRETCHES * STRETCH < 1 << 24, "relay_pairs.cuh tells tokens as floats");
+static_assert(MAX_PLACES * MAX_STRETCHES * STRETCH < 1 << 24, "relay_pairs.cuh tells tokens of all ranks as floats");
 constexpr uint32_t KEY_OF_MINUS_INF = 0x007fffffu;
 constexpr uint32_t KEY_OF_INF = 0xff800000u;
 
