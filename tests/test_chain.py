@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import pytest
 from fake_relay import FakeRelay, give_relays
+from sent import Sent
 
 from pyggml import ComputeError
-from pyggml.engine import LLM, Completion, FinishReason, GenerationError, SamplingParams
+from pyggml.engine import LLM, Completion, FinishReason, GenerationError
 from pyggml.engine.chain import Chain
 from pyggml.engine.pace import Pace
 
@@ -69,24 +69,11 @@ def test_answers_of_different_lengths_leave_one_by_one(
     open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(llm: LLM) -> Any:
-        found: dict[int, list[int]] = {i: [] for i in range(4)}
-        is_over = [threading.Event() for _ in range(4)]
-
-        def take(i: int) -> Callable[[Any], None]:
-            def told(delta: Any) -> None:
-                found[i].extend(delta.ids)
-                if delta.finish_reason is not None:
-                    is_over[i].set()
-
-            return told
-
-        for i, prompt in enumerate(PROMPTS):
-            llm.submit(prompt, SamplingParams(max_tokens=10 + 20 * i, **GREEDY), take(i))
-        assert all(over.wait(60) for over in is_over)
-        return found
+        sent = [Sent(llm, prompt, max_tokens=10 + 20 * i, ignore_eos=True) for i, prompt in enumerate(PROMPTS)]
+        return [one.wait().ids() for one in sent]
 
     right, found, relays = both(open_llm, monkeypatch, ask)
-    assert found == right and [len(ids) for ids in found.values()] == [10, 30, 50, 70]
+    assert found == right and [len(ids) for ids in found] == [10, 30, 50, 70]
     assert n_fed(relays) > 40
 
 
@@ -158,19 +145,9 @@ def test_an_abort_in_between_leaves_the_others_and_later_ones_right(
     open_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(llm: LLM) -> Any:
-        seen: list[Any] = []
-        is_over = threading.Event()
-
-        def take(delta: Any) -> None:
-            seen.append(delta)
-            if delta.finish_reason is not None:
-                is_over.set()
-
-        sent = llm.submit([3, 4, 5, 6], SamplingParams(max_tokens=500, **GREEDY), take)
-        while len(seen) < 5:
-            is_over.wait(0.001)
-        sent.cancel()
-        assert is_over.wait(60) and seen[-1].finish_reason is FinishReason.ABORT
+        sent = Sent(llm, [3, 4, 5, 6], max_tokens=500, ignore_eos=True).wait_for_tokens(5)
+        sent.submission.cancel()
+        assert sent.wait().reason() is FinishReason.ABORT
         assert llm.status().n_running == 0
         return ids_of(llm.generate(PROMPTS, max_tokens=20, **GREEDY))
 

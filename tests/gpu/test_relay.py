@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sent import Sent
 
 import pyggml as gg
-from pyggml.engine import LLM, GenerationError, SamplingParams
+from pyggml.engine import LLM, GenerationError
 from pyggml.engine.plan import Plan
 
 CARDS = [d.name for d in gg.devices() if d.module == "cuda"]
@@ -60,22 +61,9 @@ def asked(llm: LLM) -> list[list[int]]:
     """Answers alone over the ends of windows, beside each other, of different lengths, and with a token banned."""
     found = [list(llm.generate([PROMPTS[0]], max_tokens=600, **GREEDY)[0].ids)]
     found += [list(answer.ids) for answer in llm.generate(PROMPTS, max_tokens=120, **GREEDY)]
-    ids: dict[int, list[int]] = {i: [] for i in range(4)}
-    left = threading.Semaphore(0)
-
-    def take(delta: Any) -> None:
-        if delta.finish_reason is not None:
-            left.release()
-
-    for i, prompt in enumerate(PROMPTS):
-
-        def told(delta: Any, i: int = i) -> None:
-            ids[i].extend(delta.ids)
-            take(delta)
-
-        llm.submit(prompt, SamplingParams(max_tokens=30 + 30 * i, **GREEDY), told)
-    assert all(left.acquire(timeout=120) for _ in PROMPTS)
-    found += [ids[i][:1] for i in range(4)]  # how many are beside each other depends on time, and kernels on that
+    sent = [Sent(llm, prompt, max_tokens=30 + 30 * i, ignore_eos=True) for i, prompt in enumerate(PROMPTS)]
+    # How many are beside each other depends on time, and kernels on that.
+    found += [one.wait().ids()[:1] for one in sent]
     late = max(found[0], key=found[0].index)  # the token that comes last for its first time
     found.append(list(llm.generate([PROMPTS[0]], max_tokens=80, logit_bias={late: float("-inf")}, **GREEDY)[0].ids))
     assert late not in found[-1]
