@@ -1,6 +1,6 @@
 """Decode steps that feed each other on cards: the same tokens as with the host between them, and faults that end well.
 
-Needs a CUDA device; two for groups: `pytest tests/gpu/test_relay.py`.
+Needs a CUDA device; two for groups: `pytest tests/gpu/test_relay_cards.py`.
 """
 
 from __future__ import annotations
