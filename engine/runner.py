@@ -151,24 +151,11 @@ class Runner:
 
     def _decode(self, places: Sequence[Place], go_on: Sequence[int]) -> np.ndarray | Logits:
         """A token of each place; where the likeliest token of some slots goes on, the step after it begins with it."""
-        chain = self._chain
-        if chain is not None and chain.serves(places):
-            self._n_missed = 0
-        else:
-            if chain is not None:  # its token is not wanted, and the next may not be either
-                self._n_missed = min(self._n_missed + 1, MAX_MISSED)
-                self._n_single = (1 << self._n_missed) - 2
-            self._check_settled()
-            shape = self._decode_shape(places)
-            plan = self._moved(shape)
-            relay = plan.relay if go_on and not self._n_single else None
-            if relay is None or not relay.is_ready:
-                self._n_single = max(0, self._n_single - 1)
-                logits = self._run(plan, places, ())
-                return self._taken(logits, [p.slot - plan.slot0 for p in places], plan.shape.n_seq)
-            chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
-            chain.begin(places)
+        chain = self._chain_for(places, may_begin=bool(go_on))
         self._chain = None
+        if chain is None:
+            plan = self._moved(self._decode_shape(places))
+            return self._taken(self._run(plan, places, ()), places, plan)
         next_places = [Place(p.slot, p.start + 1, p.ids) for p in places if p.slot in go_on]
         here = 1, chain.plan.shape.n_seq, chain.plan.slot0, chain.plan.n_kv
         is_followed = bool(next_places) and self._decode_shape(next_places)[:4] == here
@@ -176,17 +163,39 @@ class Runner:
         self._chain = chain if is_followed else None
         self.stats.native_s += native_s
         self.stats.n_steps += 1
-        return self._taken(found, [p.slot - chain.plan.slot0 for p in places], chain.plan.shape.n_seq)
+        return self._taken(found, places, chain.plan)
+
+    def _chain_for(self, places: Sequence[Place], *, may_begin: bool) -> Chain | None:
+        """The chain whose last step is that of these tokens, begun if it may be; None: they have a step alone."""
+        chain = self._chain
+        if chain is not None and chain.serves(places):
+            self._n_missed = 0
+            return chain
+        if chain is not None:  # its token is not wanted, and the next may not be either
+            self._n_missed = min(self._n_missed + 1, MAX_MISSED)
+            self._n_single = (1 << self._n_missed) - 2
+        self._check_settled()
+        if not may_begin or self._n_single:
+            self._n_single = max(0, self._n_single - 1)
+            return None
+        plan = self._moved(self._decode_shape(places))
+        relay = plan.relay
+        if relay is None or not relay.is_ready:
+            return None
+        chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
+        chain.begin(places)
+        return chain
 
     def _decode_shape(self, places: Sequence[Place]) -> PlanShape:
         slot0, n_seq = self._group(places)
         return PlanShape(1, n_seq, slot0, self._window(max(p.start for p in places) + 1, 1), n_seq)
 
-    def _taken(self, logits: np.ndarray | Logits, at: Sequence[int], n_seq: int) -> np.ndarray | Logits:
-        """The rows of these slots of a decode step."""
-        if len(at) == n_seq:
+    def _taken(self, logits: np.ndarray | Logits, places: Sequence[Place], plan: Plan) -> np.ndarray | Logits:
+        """The rows of these places of a decode step."""
+        at = [p.slot - plan.slot0 for p in places]
+        if len(at) == plan.shape.n_seq:
             return logits
-        return logits.take(at) if isinstance(logits, Logits) else logits[list(at)]
+        return logits.take(at) if isinstance(logits, Logits) else logits[at]
 
     def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
