@@ -47,11 +47,11 @@ def best_batch(step_seconds: Mapping[int, float], n_stages: int) -> int:
 def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) -> Runner:
     """A runner with this many tokens a step, or with None as many as are fastest; off cards DEFAULT_BATCH.
 
-    Raises PlanError, AllocationError.
+    Where ranks may take turns they do if that is faster. Raises PlanError, AllocationError.
     """
-    tried = [n for n in TRIED if n <= ranks.cache.n_rows]
+    tried = [n for n in TRIED if n <= ranks.cache.n_rows] if batch is None else [batch]
     on_cards = all(rank.backend.device.kind in ("gpu", "igpu") for rank in ranks.ranks)
-    if batch is not None or not on_cards or len(tried) < 2:
+    if not on_cards or not tried or (len(tried) == 1 and not ranks.may_take_turns):
         return Runner(ranks, hp, family, batch or DEFAULT_BATCH)
     n_stages = len(ranks.ranks) if ranks.is_split_by_layer else 1
     seconds: dict[int, float] = {}
@@ -67,9 +67,32 @@ def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) ->
         seconds[n] = runner.time_prefill(n)
         runner.close()
     best = best_batch(seconds, n_stages)
-    speeds = ", ".join(f"{n}: {n / s:.0f}" for n, s in seconds.items())
-    LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, speeds)
-    return Runner(ranks, hp, family, best)
+    speeds = {str(n): n / s for n, s in seconds.items()}
+    runner = _faster_in_turns(ranks, hp, family, best, speeds) or Runner(ranks, hp, family, best)
+    words = ", ".join(f"{name}: {speed:.0f}" for name, speed in speeds.items())
+    LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, words)
+    return runner
+
+
+def _faster_in_turns(
+    ranks: Ranks, hp: HParams, family: Family, n: int, speeds: dict[str, float]
+) -> Runner | None:
+    """A runner whose ranks compute while the sums of another micro-batch travel, if that is faster; notes its speed."""
+    if not ranks.may_take_turns or 2 * n > ranks.cache.n_rows or not _has_room(ranks, 1.0):
+        return None
+    runner = None
+    try:
+        runner = Runner(ranks, hp, family, n, takes_turns=True)
+        speed = speeds[f"{n} in turns"] = 2 * n / runner.time_prefill(2 * n)
+        if speed > (1 + MIN_GAIN) * speeds[str(n)]:
+            return runner
+    except (AllocationError, PlanError) as error:
+        LOG.warning("ranks do not take turns on prompts: %s", error)
+    if runner is not None:
+        runner.close()
+    for rank in ranks.ranks:
+        rank.free_beside()
+    return None
 
 
 def _has_room(ranks: Ranks, growth: float) -> bool:

@@ -27,7 +27,8 @@ class PlanShape(NamedTuple):
     the first `n_kv` rows of their slots; `n_out` tokens get logits. Plans of different `lane` are
     otherwise the same: their host arrays differ, so that several can be in flight. Where attention takes
     any length, a plan is made for the longest window of slot 0 and moved to where a step needs it. With `is_hidden`
-    the result is the hidden state behind the last norm in place of logits.
+    the result is the hidden state behind the last norm in place of logits. Plans that are `is_beside` compute in memory
+    of their own, so that they can take turns with one that is not.
     """
 
     n_tokens: int
@@ -37,6 +38,7 @@ class PlanShape(NamedTuple):
     n_out: int
     lane: int = 0
     is_hidden: bool = False
+    is_beside: bool = False
 
     @property
     def n_rows(self) -> int:

@@ -138,7 +138,7 @@ class LoadedModel:
             weights_bytes=rank.weights.n_bytes,
             mapped_bytes=rank.weights.mapped_bytes,
             cache_bytes=rank.cache.n_bytes,
-            compute_bytes=rank.allocator.n_bytes,
+            compute_bytes=rank.compute_bytes,
             replicated_bytes=replicated_bytes,
             layers=demand.layers,
             heads=demand.heads,

@@ -98,9 +98,9 @@ class Plan:
             len(ranks.ranks),
             reduce_dtype=ranks.reduce_dtype,
             max_nodes=max_nodes,
-            allocator=rank.allocator,
+            allocator=rank.results(is_beside=self.shape.is_beside),
             feeds=self.feeds,
-            replay=ranks.may_replay and self.shape.n_rows <= MAX_REPLAYED_ROWS,
+            replay=ranks.may_replay and self.shape.n_rows <= MAX_REPLAYED_ROWS and not self.shape.is_beside,
         )
         try:
             f = Forward(
@@ -167,6 +167,11 @@ class Plan:
             self._group_graph.post()
         else:
             self.graphs[0].post()
+
+    def post_in_turns(self, second: Plan, turns: gg.Turns) -> None:
+        """Begin a step of this plan and of one beside it; finish() waits for both."""
+        assert self._group_graph is not None and second._group_graph is not None, "ranks of a group take turns"
+        turns.post(self._group_graph, second._group_graph)
 
     def finish(self) -> None:
         """Wait for all steps in flight."""

@@ -20,14 +20,35 @@ class Rank:
     allocator: gg.Allocator
     layers: range
     first_expert: int = 0
+    beside: gg.Allocator | None = None
 
     @property
     def kernels(self) -> tuple[str, str]:
         """What decides how the rank rounds: the backend's module and the product."""
         return self.backend.device.module, self.backend.device.description
 
+    def results(self, *, is_beside: bool) -> gg.Allocator:
+        """Memory for what plans compute; is_beside: for those that take turns with others, made when first wanted."""
+        if not is_beside:
+            return self.allocator
+        if self.beside is None:
+            self.beside = gg.Allocator(self.backend)
+        return self.beside
+
+    def free_beside(self) -> None:
+        """Free that memory; plans in it are closed."""
+        if self.beside is not None:
+            self.beside.close()
+            self.beside = None
+
+    @property
+    def compute_bytes(self) -> int:
+        """Memory for results."""
+        return self.allocator.n_bytes + (0 if self.beside is None else self.beside.n_bytes)
+
     def close(self) -> None:
         """Free what lies on the device; the backend stays its owner's."""
+        self.free_beside()
         self.allocator.close()
         self.cache.close()
         self.weights.close()
@@ -49,6 +70,11 @@ class Ranks:
     def reduce_dtype(self) -> str:
         """What large sums over the ranks travel as."""
         return "f32" if self.group is None else self.group.reduce_dtype
+
+    @property
+    def may_take_turns(self) -> bool:
+        """Whether ranks cut layers among them, and can compute while their sums travel."""
+        return self.group is not None and not self.is_split_by_layer and gg.Turns.are_possible(self.group)
 
     @property
     def is_mixed(self) -> bool:

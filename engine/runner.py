@@ -14,16 +14,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+import pyggml as gg
+
 from .batch import Batch, Limits, Phase
 from .chain import STILL_BUSY_S, Chain
 from .forward import PlanShape
 from .hparams import HParams
 from .logits import Logits
+from .micro_batch import MicroBatch, run_in_stages, split
 from .models.family import Family
 from .plan import Place, Plan
 from .plan_cache import PlanCache
 from .rank import Ranks
-from .rounding import padded_length, slot_group, window_length
+from .rounding import Rounding, padded_length
 from .runner_stats import RunnerStats
 from .step_profile import StepProfile, step_profile
 from .weights import host_rows
@@ -37,12 +40,17 @@ FEW_IN_FLIGHT = 8  # where each place in the cache is a plan, or nobody knows ho
 class Runner:
     """The forward pass of one model on its ranks. `max_chunk` bounds the tokens of a prefill step."""
 
-    def __init__(self, ranks: Ranks, hp: HParams, family: Family, max_chunk: int) -> None:
+    def __init__(
+        self, ranks: Ranks, hp: HParams, family: Family, max_chunk: int, *, takes_turns: bool = False
+    ) -> None:
         self.hp = hp
         self.max_chunk = max_chunk
         self.stats = RunnerStats()
         self._family = family
         self._plans = PlanCache([])
+        assert not (takes_turns and ranks.is_split_by_layer), "stages have their own way"
+        self.takes_turns = takes_turns
+        self._turns: gg.Turns | None = None
         self._meanwhile: Callable[[], None] = lambda: None
         self._chain: Chain | None = None
         self._n_missed = self._n_single = 0
@@ -58,7 +66,8 @@ class Runner:
         self._embed = host_rows(rank.weights for rank in ranks.ranks)
         # A processor computes on the thread that begins a step.
         self._works_beside = ranks.group is not None or ranks.ranks[0].backend.device.kind != "cpu"
-        self._computes_on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
+        on_cpus = all(rank.backend.device.kind == "cpu" for rank in ranks.ranks)
+        self._rounding = Rounding(self._cache.n_rows, self._cache.n_slots, self.max_chunk, on_cpus=on_cpus)
         self._reserve()
 
     def _reserve(self) -> None:
@@ -67,13 +76,11 @@ class Runner:
         Logits of a whole chunk, as score() wants them, may: stale plans are then made anew.
         """
         n_rows, n_slots = self._cache.n_rows, self._cache.n_slots
-        self._can_move = True
-        for shape in (
-            PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1),
-            PlanShape(1, n_slots, 0, n_rows, n_slots),
-        ):
+        chunk = PlanShape(min(self.max_chunk, n_rows), 1, 0, n_rows, 1)
+        beside = [chunk._replace(is_beside=True)] if self.takes_turns else []
+        for shape in (chunk, PlanShape(1, n_slots, 0, n_rows, n_slots), *beside):
             plan = self._make(shape, measure_only=True)
-            self._can_move &= plan.can_move
+            self._rounding.can_move &= plan.can_move
             plan.close()
 
     def _make(self, shape: PlanShape, *, measure_only: bool = False) -> Plan:
@@ -107,8 +114,8 @@ class Runner:
     @property
     def limits(self) -> Limits:
         """The most prompt tokens of a step; more than a chunk where stages take turns on several."""
-        most = MAX_IN_FLIGHT if self._can_move else FEW_IN_FLIGHT
-        n, n_first = (most, FEW_IN_FLIGHT) if self._ranks.is_split_by_layer else (1, 1)
+        most = MAX_IN_FLIGHT if self._rounding.can_move else FEW_IN_FLIGHT
+        n, n_first = (most, FEW_IN_FLIGHT) if self._ranks.is_split_by_layer else (2, 2) if self.takes_turns else (1, 1)
         max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
         return Limits(self.max_chunk * n, self.max_chunk * n_first, self.max_chunk // 2, max_read)
 
@@ -116,17 +123,16 @@ class Runner:
         """Seconds of a step with that many tokens of an empty cache, which it leaves empty."""
         n_tokens = min(n_tokens, self._cache.n_rows)
         ids = np.random.default_rng(0).integers(0, self.hp.n_vocab, n_tokens).tolist()
-        place = Place(0, 0, ids)
-        shape = self._prefill_shape(place, 0)
-        plan = self._plan(shape)
-        plan.move(shape.slot0, shape.n_kv)
-        self._ranks.expose(0, 1, shape.n_kv)
-        plan.fill([place], (), self._embed)
-        plan.feeds["kv_rows"][:] = self._cache.trash_row
-        plan.step()
-        start = time.perf_counter()
-        plan.step()
-        return time.perf_counter() - start
+        batches = self._micro_batches(Place(0, 0, ids), (), 1)
+        for batch in batches:
+            batch.fill(self._embed)
+            batch.plan.feeds["kv_rows"][:] = self._cache.trash_row
+        seconds = 0.0
+        for _ in range(2):
+            start = time.perf_counter()
+            self._run_in_turns(batches)
+            seconds = time.perf_counter() - start
+        return seconds
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> np.ndarray | Logits:
         """Logits of the rows that want them, float32 [n, n_vocab], or where they lie; valid until the next run.
@@ -154,11 +160,11 @@ class Runner:
         chain = self._chain_for(places, may_begin=bool(go_on))
         self._chain = None
         if chain is None:
-            plan = self._moved(self._decode_shape(places))
+            plan = self._moved(self._rounding.decode(places))
             return self._taken(self._run(plan, places, ()), places, plan)
         next_places = [Place(p.slot, p.start + 1, p.ids) for p in places if p.slot in go_on]
         here = 1, chain.plan.shape.n_seq, chain.plan.slot0, chain.plan.n_kv
-        is_followed = bool(next_places) and self._decode_shape(next_places)[:4] == here
+        is_followed = bool(next_places) and self._rounding.decode(next_places)[:4] == here
         found, native_s, self.came_early = chain.step(go_on if is_followed else (), self._pause)
         self._chain = chain if is_followed else None
         self.stats.native_s += native_s
@@ -178,17 +184,13 @@ class Runner:
         if not may_begin or self._n_single:
             self._n_single = max(0, self._n_single - 1)
             return None
-        plan = self._moved(self._decode_shape(places))
+        plan = self._moved(self._rounding.decode(places))
         relay = plan.relay
         if relay is None or not relay.is_ready:
             return None
         chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
         chain.begin(places)
         return chain
-
-    def _decode_shape(self, places: Sequence[Place]) -> PlanShape:
-        slot0, n_seq = self._group(places)
-        return PlanShape(1, n_seq, slot0, self._window(max(p.start for p in places) + 1, 1), n_seq)
 
     def _taken(self, logits: np.ndarray | Logits, places: Sequence[Place], plan: Plan) -> np.ndarray | Logits:
         """The rows of these places of a decode step."""
@@ -200,9 +202,9 @@ class Runner:
     def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
         if len(place.ids) > self.max_chunk:
-            return self._pipelined(place, out_rows)
+            return self._several_of_one(place, out_rows)
         n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
-        shape = self._prefill_shape(place, n_out)._replace(is_hidden=is_hidden)
+        shape = self._rounding.prefill(place, n_out)._replace(is_hidden=is_hidden)
         n = shape.n_tokens
         padding = [0] * (n_out - len(out_rows))
         logits = self._step(shape, [place], [*out_rows, *padding])
@@ -212,70 +214,63 @@ class Runner:
             logits = logits.rows()
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
 
+    def _several_of_one(self, place: Place, out_rows: Sequence[int]) -> np.ndarray | Logits:
+        """Evaluate micro-batches of a prompt that are in flight together; the logits of its last token, if wanted."""
+        group = self._ranks.group
+        assert group is not None and (self.takes_turns or self._ranks.is_split_by_layer), "only ranks take several"
+        n_lanes = 1 if self.takes_turns else group.n_ranks + 1
+        batches = self._micro_batches(place, out_rows, n_lanes)
+        start = time.perf_counter()
+        if self.takes_turns:
+            for batch in batches:
+                batch.fill(self._embed)
+            self._run_in_turns(batches)
+            self.stats.n_steps += 1
+        else:
+            run_in_stages(batches, group, n_lanes, self._embed, self.stats, self._pause)
+        self.stats.native_s += time.perf_counter() - start
+        return self._logits(batches[-1].plan)
+
+    def _micro_batches(self, place: Place, out_rows: Sequence[int], n_lanes: int) -> list[MicroBatch]:
+        """The pieces of a prompt with their plans; nothing is built or freed while they are in flight."""
+        pieces = split(place, out_rows, self.max_chunk)
+        shapes = [
+            self._rounding.prefill(piece, len(out), k % n_lanes)._replace(is_beside=self.takes_turns and k > 0)
+            for k, (piece, out) in enumerate(pieces)
+        ]
+        self._plans.kept = {self._rounding.key(shape) for shape in shapes}
+        try:
+            plans = [self._plan(shape) for shape in shapes]
+        finally:
+            self._plans.kept = ()
+        self._ranks.expose(place.slot, 1, shapes[-1].n_kv)
+        return [MicroBatch(plan, shape, *piece) for plan, shape, piece in zip(plans, shapes, pieces)]
+
+    def _run_in_turns(self, batches: Sequence[MicroBatch]) -> None:
+        """Run one that is filled, or two, each of which computes while the other's sums travel."""
+        group = self._ranks.group
+        assert len(batches) <= 2, "turns are taken by two"
+        if group is None or len(batches) == 1:
+            batches[0].plan.post()
+        else:
+            self._turns = self._turns or gg.Turns(group)
+            batches[0].plan.post_in_turns(batches[1].plan, self._turns)
+        try:
+            self._pause()
+        finally:
+            batches[0].plan.finish()
+
     def _prefill_several(self, places: Sequence[Place], wants: Sequence[bool]) -> np.ndarray | Logits:
         """Evaluate chunks of neighbouring slots together, padded to the longest."""
-        n = padded_length(max(len(p.ids) for p in places), self.max_chunk)
-        slot0, n_seq = self._group(places)
-        n_kv = self._window(max(p.start + len(p.ids) for p in places), n)
+        shape = self._rounding.several(places)
+        n, slot0 = shape.n_tokens, shape.slot0
         at = [p.slot - slot0 for p, is_wanted in zip(places, wants) if is_wanted]
-        out_rows = [0] * (n_seq if at else 0)
+        out_rows = [0] * (shape.n_seq if at else 0)
         for place in places:
             if at:
                 out_rows[place.slot - slot0] = (place.slot - slot0) * n + len(place.ids) - 1
-        logits = self._step(PlanShape(n, n_seq, slot0, n_kv, len(out_rows)), places, out_rows)
+        logits = self._step(shape._replace(n_out=len(out_rows)), places, out_rows)
         return logits.take(at) if isinstance(logits, Logits) else logits[at]
-
-    def _prefill_shape(self, place: Place, n_out: int, lane: int = 0) -> PlanShape:
-        n = padded_length(len(place.ids), self.max_chunk)
-        end = place.start + len(place.ids)
-        return PlanShape(n, 1, place.slot, self._window(end, n), n_out, lane)
-
-    def _group(self, places: Sequence[Place]) -> tuple[int, int]:
-        """The slots that take part so that these do; on CPUs no more, since each costs what a token costs."""
-        first, last = places[0].slot, places[-1].slot
-        if self._can_move and self._computes_on_cpus:
-            return first, last - first + 1
-        return slot_group(first, last, self._cache.n_slots, can_move=self._can_move)
-
-    def _window(self, end: int, n_tokens: int) -> int:
-        return window_length(end, n_tokens, self._cache.n_rows, can_move=self._can_move)
-
-    def _pipelined(self, place: Place, out_rows: Sequence[int]) -> np.ndarray | Logits:
-        """Evaluate micro-batches with every stage busy; the logits of the last token, if it is in out_rows.
-
-        Stages take them in order from their queues. A plan's host arrays may change when its step
-        before is done on the last stage, hence one lane more than stages.
-        """
-        group = self._ranks.group
-        assert group is not None and self._ranks.is_split_by_layer, "only stages take more than a chunk"
-        size, n_lanes = self.max_chunk, group.n_ranks + 1
-        starts = range(0, len(place.ids), size)
-        pieces = [Place(place.slot, place.start + s, place.ids[s : s + size]) for s in starts]
-        outs: list[list[int]] = [[] for _ in pieces]
-        outs[-1] = [row - starts[-1] for row in out_rows]
-        shapes = [self._prefill_shape(p, len(out), k % n_lanes) for k, (p, out) in enumerate(zip(pieces, outs))]
-        self._plans.kept = {self._key(shape) for shape in shapes}
-        try:
-            plans = [self._plan(shape) for shape in shapes]  # nothing is built or freed while steps are in flight
-            self._ranks.expose(place.slot, 1, shapes[-1].n_kv)
-            start = time.perf_counter()
-            for k, (plan, shape, piece, out) in enumerate(zip(plans, shapes, pieces, outs)):
-                group.wait(n_lanes - 1)
-                self.stats.n_steps += k >= n_lanes - 1  # whoever watches sees that it goes on
-                plan.move(shape.slot0, shape.n_kv)
-                plan.fill([piece], out, self._embed)
-                plan.post()
-                self._pause()
-            plans[-1].finish()
-        except BaseException:
-            if not group.closed:
-                group.wait()
-            raise
-        finally:
-            self._plans.kept = ()
-        self.stats.native_s += time.perf_counter() - start
-        self.stats.n_steps += min(len(plans), n_lanes - 1)
-        return self._logits(plans[-1])
 
     def _step(self, shape: PlanShape, places: Sequence[Place], out_rows: Sequence[int]) -> np.ndarray | Logits:
         return self._run(self._moved(shape), places, out_rows)
@@ -294,9 +289,11 @@ class Runner:
         start = time.perf_counter()
         plan.post()
         posted = time.perf_counter()
-        self._pause()
-        paused = time.perf_counter()
-        plan.finish()
+        try:
+            self._pause()
+        finally:
+            paused = time.perf_counter()
+            plan.finish()
         end = time.perf_counter()
         is_hidden = end - paused > STILL_BUSY_S  # else the devices may have waited for what was done beside them
         self.stats.native_s += end - start - (0.0 if is_hidden else paused - posted)
@@ -312,12 +309,8 @@ class Runner:
         found = plan.logits()
         return np.empty((0, self.hp.n_vocab), np.float32) if found is None else found
 
-    def _key(self, shape: PlanShape) -> PlanShape:
-        """The shape that its plan is made for."""
-        return shape._replace(slot0=0, n_kv=self._cache.n_rows) if self._can_move else shape
-
     def _plan(self, shape: PlanShape) -> Plan:
-        key = self._key(shape)
+        key = self._rounding.key(shape)
         plan = self._plans.find(key)
         if plan is not None:
             return plan
@@ -333,7 +326,7 @@ class Runner:
         """Decode plans by what becomes of their launches: `recorded`, `waiting`, `off`, or why they were refused."""
         found: Counter[str] = Counter()
         for shape, plan in self._plans.items():
-            if shape.n_tokens == 1:
+            if shape.n_tokens == 1 and not shape.is_beside:
                 found[plan.replay] += 1
         return found
 
@@ -341,10 +334,13 @@ class Runner:
         """Where the time of a step goes that adds n_tokens to each of n_seq sequences of n_past tokens."""
         self.settle()
         n = padded_length(n_tokens, self.max_chunk)
-        shape = PlanShape(n, n_seq, 0, self._window(n_past + n, n), n_seq if n == 1 else 1)
+        shape = PlanShape(n, n_seq, 0, self._rounding.window(n_past + n, n), n_seq if n == 1 else 1)
         return step_profile(self._ranks, self.hp, self._family.forward, shape, self._embed)
 
     def close(self) -> None:
         """Free the plans."""
         self.settle()
         self._plans.clear()
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None

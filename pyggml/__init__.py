@@ -71,6 +71,7 @@ from .relay import Relay
 from .rows import get_rows, set_rows
 from .shapes import cast, concat, cont, copy, permute, repeat, reshape, view
 from .tensor import Tensor
+from .turns import Turns
 
 __all__ = [
     "CHOSEN",
@@ -104,6 +105,7 @@ __all__ = [
     "Relay",
     "ShapeError",
     "Tensor",
+    "Turns",
     "Work",
     "add",
     "add_id",

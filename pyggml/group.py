@@ -66,6 +66,7 @@ class Group:
         self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
         self._poster: threading.Thread | None = None
         self._posted: list[object] = []
+        self._structs: list[Any] = []  # which the rank threads read
         self.ahead: set[object] = set()  # relays with steps begun, which the rank threads have done with
         n_cpu = sum(str(d).startswith("cpu") or getattr(d, "kind", "") == "cpu" for d in devices)
         share = threads or max(1, default_threads() // max(1, n_cpu))
@@ -161,6 +162,8 @@ class Group:
         self._poster = threading.current_thread()
         if owner not in self._posted:
             self._posted.append(owner)
+        if not any(runs is other for other in self._structs):
+            self._structs.append(runs)
         _POSTED.add(self)
         job(handle, runs)
 
@@ -225,6 +228,7 @@ class Group:
             if not n_left:
                 self._poster = None
                 self._posted.clear()
+                self._structs.clear()
                 _POSTED.discard(self)
                 self._turn.notify_all()
 

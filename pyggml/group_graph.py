@@ -27,6 +27,7 @@ class GroupGraph:
         self.graphs = list(graphs)
         check_collectives(self.graphs)
         self._runs = ffi.new("pg_run[]", group.n_ranks)
+        self._in_turns: list[Any] = []
         with group.turn():
             self._join()
 
@@ -55,7 +56,7 @@ class GroupGraph:
         Raises ComputeError with the first fault; the group is then closed.
         """
         with self.group.turn():
-            self._check_feeds()
+            self.check_feeds()
             lib.pg_runs_finish(self.group.handle, self._runs)
             self.group.check(self._runs)
 
@@ -66,7 +67,7 @@ class GroupGraph:
         finish().
         """
         with self.group.turn():
-            self._check_feeds()
+            self.check_feeds()
             self.group.post(self, self._runs)
 
     def finish(self) -> None:
@@ -75,10 +76,28 @@ class GroupGraph:
         Raises ComputeError with the first fault; the group is then closed.
         """
         with self.group.paused():
-            self.group.check(self._runs)
+            in_turns, self._in_turns = self._in_turns, []
+            for runs in (self._runs, *in_turns):
+                self.group.check(runs)
 
-    def _check_feeds(self) -> None:
-        """What one rank would refuse must not begin on the others."""
+    def beside(self, second: GroupGraph, sides: Sequence[Any]) -> Any:
+        """The C structs of a run of this graph in turns with another, sums on these streams (see Turns)."""
+        if [bool(a.plan) for a in self._runs] != [bool(b.plan) for b in second._runs]:
+            raise ShapeError("graphs that take turns have parts for the same ranks; one of these lacks some")
+        runs = ffi.new("pg_run[]", self.group.n_ranks)
+        for rank, run in enumerate(runs):
+            runs[rank] = self._runs[rank]
+            run.status = 0
+            run.second = second._runs + rank
+            run.side = sides[rank] if sides else ffi.NULL
+        return runs
+
+    def note_in_turns(self, runs: Any) -> None:
+        """Such a run was posted: finish() tells what came of it."""
+        self._in_turns.append(runs)
+
+    def check_feeds(self) -> None:
+        """Raise what one rank would refuse, and what must then not begin on the others."""
         for graph in self.graphs:
             if graph.n_nodes:
                 graph.check_feeds()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pyggml import AllocationError
+from pyggml.engine import batch_size
 from pyggml.engine.batch_size import best_batch, prompt_seconds
 
 
@@ -26,3 +31,83 @@ def test_stages_need_a_step_more_each_to_fill() -> None:
     assert prompt_seconds(0.1, 512, 1) == pytest.approx(16 * 0.1)
     assert prompt_seconds(0.1, 512, 2) == pytest.approx(17 * 0.05)
     assert prompt_seconds(0.1, 4096, 2) == pytest.approx(3 * 0.05)
+
+
+class FakeRunner:
+    """A runner whose steps take a second for 1000 tokens, in turns one for `in_turns`."""
+
+    in_turns = 2000.0
+    opened: list[FakeRunner] = []
+    freed: list[int] = []
+
+    def __init__(self, ranks: Any, hp: Any, family: Any, n: int, *, takes_turns: bool = False) -> None:
+        self.n, self.takes_turns, self.is_closed = n, takes_turns, False
+        FakeRunner.opened.append(self)
+
+    def time_prefill(self, n_tokens: int) -> float:
+        return n_tokens / (self.in_turns if self.takes_turns else 1000.0)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def ranks(*, may_take_turns: bool = True, n_rows: int = 4096, memory_free: int = 100 << 30) -> Any:
+    device = SimpleNamespace(kind="gpu", memory_free=memory_free)
+    rank = SimpleNamespace(
+        backend=SimpleNamespace(device=device),
+        allocator=SimpleNamespace(n_bytes=1 << 30),
+        free_beside=lambda: FakeRunner.freed.append(1),
+    )
+    return SimpleNamespace(
+        ranks=[rank, rank],
+        cache=SimpleNamespace(n_rows=n_rows),
+        is_split_by_layer=False,
+        may_take_turns=may_take_turns,
+    )
+
+
+@pytest.mark.parametrize(
+    ("speed", "options", "batch", "n", "takes_turns"),
+    [
+        (2000.0, {}, None, 512, True),
+        (1019.0, {}, None, 512, False),  # no gain that is worth a second memory for results
+        (2000.0, {}, 256, 256, True),
+        (900.0, {}, 256, 256, False),
+        (2000.0, {"may_take_turns": False}, None, 512, False),
+        (2000.0, {"n_rows": 1000}, None, 512, False),  # two never come together
+        (2000.0, {"memory_free": 1 << 30}, 512, 512, False),
+        (2000.0, {"may_take_turns": False}, 256, 256, False),
+    ],
+)
+def test_ranks_take_turns_where_that_is_faster_and_fits(
+    speed: float,
+    options: dict[str, Any],
+    batch: int | None,
+    n: int,
+    takes_turns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_size, "Runner", FakeRunner)
+    monkeypatch.setattr(FakeRunner, "in_turns", speed)
+    FakeRunner.opened.clear()
+    FakeRunner.freed.clear()
+    runner: Any = batch_size.open_runner(ranks(**options), None, None, batch)  # type: ignore[arg-type]
+    assert (runner.n, runner.takes_turns) == (n, takes_turns)
+    assert [other for other in FakeRunner.opened if not other.is_closed] == [runner]
+    has_tried = any(other.takes_turns for other in FakeRunner.opened)
+    assert len(FakeRunner.freed) == (2 if has_tried and not takes_turns else 0)
+
+
+def test_without_memory_for_turns_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(FakeRunner):
+        def time_prefill(self, n_tokens: int) -> float:
+            if self.takes_turns:
+                raise AllocationError("planted")
+            return super().time_prefill(n_tokens)
+
+    monkeypatch.setattr(batch_size, "Runner", Failing)
+    FakeRunner.opened.clear()
+    FakeRunner.freed.clear()
+    runner: Any = batch_size.open_runner(ranks(), None, None, None)  # type: ignore[arg-type]
+    assert (runner.n, runner.takes_turns, len(FakeRunner.freed)) == (512, False, 2)
+    assert [other for other in FakeRunner.opened if not other.is_closed] == [runner]

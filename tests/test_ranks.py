@@ -222,16 +222,16 @@ def test_stages_take_a_long_prompt_without_running_empty(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    original = Runner._pipelined
+    original = Runner._several_of_one
 
     def noted(self: Runner, place: Place, out_rows: Sequence[int]) -> Any:
         taken.append(len(place.ids))
         return original(self, place, out_rows)
 
-    monkeypatch.setattr(Runner, "_pipelined", noted)
+    monkeypatch.setattr(Runner, "_several_of_one", noted)
     options: dict[str, Any] = {"threads": 1, "ctx": 256, "batch": 8, "prefix_cache": False}
     with LLM(tiny("llama", n_layer=3), device="cpu,cpu", layer_split=2, **options) as llm:
-        assert llm._runner._can_move  # else each place in the cache is a plan, and fewer may be in flight
+        assert llm._runner._rounding.can_move  # else each place in the cache is a plan, and fewer may be in flight
         before = llm.stats.n_steps
         for start in (0, 3):
             llm._scheduler.pace = Pace(llm._runner.limits.max_chunk, 1e6, llm._runner.limits.max_first)

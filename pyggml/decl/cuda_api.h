@@ -65,4 +65,9 @@ typedef struct {
     void (*pairs_of)(const struct ggml_tensor *found, int64_t n_rows, int n_ranks, struct ggml_tensor *pairs);
     bool (*offer)(ggml_backend_t backend, const struct ggml_tensor *found, int64_t first_id, int rank, int n_ranks, const struct ggml_tensor *pairs, char *why, size_t why_size);
     bool (*feed)(ggml_backend_t backend, const struct ggml_tensor *pairs, int n_ranks, struct ggml_tensor *tokens, char *why, size_t why_size);
+    pgc_side *(*side_new)(ggml_backend_t backend, char *why, size_t why_size);
+    void (*side_free)(pgc_side *side);
+    bool (*side_begin)(pgc_side *side, char *why, size_t why_size);
+    bool (*side_end)(pgc_side *side, int lane, char *why, size_t why_size);
+    bool (*side_join)(pgc_side *side, int lane, char *why, size_t why_size);
 } pgc_api;

@@ -6,7 +6,8 @@ typedef struct { struct ggml_tensor *tensor; void *data; size_t offset; size_t s
 typedef struct pg_group pg_group;
 typedef struct { int end_node; int op; struct ggml_tensor *tensor; struct ggml_tensor *other; int peer; } pg_step;
 typedef struct pgc_mark pgc_mark;
-typedef struct { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; struct ggml_tensor *fed; int64_t first_id; pgc_mark *mark; } pg_run;
+typedef struct pgc_side pgc_side;
+typedef struct pg_run { pg_plan *plan; const pg_transfer *inputs; const pg_transfer *outputs; int n_inputs, n_outputs; int status; struct ggml_tensor *fed; int64_t first_id; pgc_mark *mark; struct pg_run *second; pgc_side *side; } pg_run;
 enum pg_op { PG_COMPUTE, PG_ALL_REDUCE, PG_ALL_GATHER, PG_BROADCAST, PG_SEND, PG_RECV, PG_CHOOSE, PG_MASK };
 enum pg_fault { PG_OK, PG_FAULT_TIMEOUT, PG_FAULT_COMPUTE, PG_FAULT_TRANSPORT, PG_FAULT_CLOSED };
 

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 11
+#define PGC_ABI 12
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -111,6 +111,14 @@ typedef struct {
                   const struct ggml_tensor * pairs, char * why, size_t why_size);
     bool (*feed)(ggml_backend_t backend, const struct ggml_tensor * pairs, int n_ranks, struct ggml_tensor * tokens, char * why,
                  size_t why_size);
+
+    // A stream beside a backend's: sums that the calling thread launches between begin and end go there, behind what the
+    // backend had to do at begin; join has the backend's stream wait for the one that ended last in that lane (0 or 1).
+    pgc_side * (*side_new)(ggml_backend_t backend, char * why, size_t why_size);
+    void (*side_free)(pgc_side * side);
+    bool (*side_begin)(pgc_side * side, char * why, size_t why_size);
+    bool (*side_end)(pgc_side * side, int lane, char * why, size_t why_size);
+    bool (*side_join)(pgc_side * side, int lane, char * why, size_t why_size);
 } pgc_api;
 
 #ifdef __cplusplus

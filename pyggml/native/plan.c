@@ -441,7 +441,7 @@ enum pg_replay_state pg_plan_replay_state(const pg_plan * plan, char * why, size
     return state;
 }
 
-int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+int pg_plan_send(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     int64_t value;
     if (pg_first_bad_row(inputs, n_inputs, &value) >= 0) {
         return PG_STATUS_BAD_ROW;
@@ -449,7 +449,87 @@ int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     for (int i = 0; i < n_inputs; i++) {
         ggml_backend_tensor_set_async(plan->backend, inputs[i].tensor, inputs[i].data, inputs[i].offset, inputs[i].size);
     }
-    return run_steps(plan);
+    return GGML_STATUS_SUCCESS;
+}
+
+int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
+    const int status = pg_plan_send(plan, inputs, n_inputs);
+    return status == GGML_STATUS_SUCCESS ? run_steps(plan) : status;
+}
+
+// A plan that is walked in turns with another.
+typedef struct {
+    pg_plan * plan;
+    pgc_side * side;
+    int lane;
+    int next;          // segment
+    bool is_begun;     // the sum before it has computed its first piece
+    bool is_summing;   // the sum before it may still be under way
+    bool is_done;
+} turn;
+
+static int sum_beside(turn * t) {
+    const pgc_api * api = t->plan->api;
+    char why[200];
+    if (!api->side_begin(t->side, why, sizeof(why))) {
+        GGML_LOG_ERROR("%s\n", why);
+        return GGML_STATUS_FAILED;
+    }
+    const int status = take_step(t->plan, t->next, &t->is_begun);
+    t->is_summing = api->side_end(t->side, t->lane, why, sizeof(why));
+    if (status == GGML_STATUS_SUCCESS && !t->is_summing) {
+        GGML_LOG_ERROR("%s\n", why);
+        return GGML_STATUS_FAILED;
+    }
+    return status;
+}
+
+static bool join(turn * t) {
+    char why[200];
+    if (t->is_summing && !t->plan->api->side_join(t->side, t->lane, why, sizeof(why))) {
+        GGML_LOG_ERROR("%s\n", why);
+        return false;
+    }
+    t->is_summing = false;
+    return true;
+}
+
+// Computes on until a sum has begun, or to the end.
+static int take_turn(turn * t) {
+    pg_plan * plan = t->plan;
+    if (!join(t)) {
+        return GGML_STATUS_FAILED;
+    }
+    while (true) {
+        int status = compute(plan, t->next, t->is_begun);
+        t->is_begun = false;
+        if (status != GGML_STATUS_SUCCESS || t->next == plan->n_steps) {
+            t->is_done = true;
+            return status;
+        }
+        const pg_step * s = &plan->steps[t->next];
+        const bool is_sum = s->op == PG_ALL_REDUCE;
+        const bool goes_beside = is_sum && t->side && !pg_group_is_serial(plan->group) &&
+                                 pg_group_can_capture(plan->group, PG_ALL_REDUCE, s->tensor);
+        status = goes_beside ? sum_beside(t) : take_step(plan, t->next, &t->is_begun);
+        t->next++;
+        if (status != GGML_STATUS_SUCCESS || is_sum) {
+            return status;
+        }
+    }
+}
+
+int pg_plan_start_turns(pg_plan * first, pg_plan * second, void * side) {
+    turn turns[2] = { { .plan = first, .side = side, .lane = 0 }, { .plan = second, .side = side, .lane = 1 } };
+    if (!make_pieces(first) || !make_pieces(second)) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+    int status = GGML_STATUS_SUCCESS;
+    for (int i = 0; status == GGML_STATUS_SUCCESS && !(turns[0].is_done && turns[1].is_done); i = 1 - i) {
+        status = turns[i].is_done ? GGML_STATUS_SUCCESS : take_turn(&turns[i]);
+    }
+    // Who waits for the backend's stream must not find it empty while a sum is still under way.
+    return join(&turns[0]) & join(&turns[1]) ? status : GGML_STATUS_FAILED;
 }
 
 int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {

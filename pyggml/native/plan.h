@@ -86,6 +86,13 @@ int pg_plan_n_nodes(const pg_plan * plan);
 // start: inputs and compute, returns at once where the backend can; read: waits, then copies out.
 // Interruptible: SIGINT ends it with GGML_STATUS_ABORTED where the backend can stop; main thread only.
 int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
+// Two plans of one rank, of one family of graphs and with memory of their own: each computes while the other's sum
+// travels, in `side` (a pgc_side) where a transport takes it, else one after the other. A segment of the second may read
+// what the same segment of the first has written.
+int pg_plan_start_turns(pg_plan * first, pg_plan * second, void * side);
+
+// Sends inputs; PG_STATUS_BAD_ROW for a number that is no row.
+int pg_plan_send(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
 int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
 void pg_plan_read(pg_plan * plan, const pg_transfer * outputs, int n_outputs);
 int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const pg_transfer * outputs, int n_outputs);

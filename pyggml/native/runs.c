@@ -16,16 +16,28 @@ static void tell_group(const pg_run * run) {
     }
 }
 
+static int start_turns(const pg_run * run) {
+    const pg_run * second = run->second;
+    int status = pg_plan_send(run->plan, run->inputs, run->n_inputs);
+    if (status == GGML_STATUS_SUCCESS) {
+        status = pg_plan_send(second->plan, second->inputs, second->n_inputs);
+    }
+    return status == GGML_STATUS_SUCCESS ? pg_plan_start_turns(run->plan, second->plan, run->side) : status;
+}
+
 static void run_part(void * argument) {
     pg_run * run = argument;
     const pg_seat seat = pg_plan_seat(run->plan);
-    run->status = pg_plan_start(run->plan, run->inputs, run->n_inputs);
+    run->status = run->second ? start_turns(run) : pg_plan_start(run->plan, run->inputs, run->n_inputs);
     if (run->status == GGML_STATUS_SUCCESS) {
         const int fault = pg_group_finish(seat.group, seat.rank, seat.backend);
         run->status = fault ? 100 + fault : GGML_STATUS_SUCCESS;
     }
     if (run->status == GGML_STATUS_SUCCESS) {
         pg_plan_read(run->plan, run->outputs, run->n_outputs);
+    }
+    if (run->status == GGML_STATUS_SUCCESS && run->second) {
+        pg_plan_read(run->second->plan, run->second->outputs, run->second->n_outputs);
     }
     tell_group(run);
 }

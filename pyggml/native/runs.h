@@ -10,10 +10,13 @@ extern "C" {
 // A point in a card's work (cuda/relay.cu).
 typedef struct pgc_mark pgc_mark;
 
+// A stream beside a backend's (cuda/side.cu).
+typedef struct pgc_side pgc_side;
+
 // One rank's part of a run; status is a ggml_status or, when a collective failed, an enum pg_fault + 100.
 // For steps that follow one another: with `fed` that input takes the likeliest tokens of the step before, of which this
 // rank's begin at first_id, and is not among the inputs; outputs then lie in pinned memory and are there at the mark.
-typedef struct {
+typedef struct pg_run {
     pg_plan * plan;
     const pg_transfer * inputs;
     const pg_transfer * outputs;
@@ -22,6 +25,8 @@ typedef struct {
     struct ggml_tensor * fed;
     int64_t first_id;
     pgc_mark * mark;
+    struct pg_run * second;  // a run that is walked in turns with this one, or NULL
+    pgc_side * side;         // where the sums of both travel beside the other's computing; NULL: nowhere
 } pg_run;
 
 // Posts each rank's part to its thread; pg_group_wait(group, rank, 0) waits. Parts without a plan are skipped.

@@ -12,6 +12,7 @@
 #include "proof.h"
 #include "push.h"
 #include "relay.h"
+#include "side.h"
 #include "workspace.h"
 
 static bool check(pg_transport * transport, int n_ranks, const ggml_backend_t * backends, int64_t n_elements, int offset_elements,
@@ -69,6 +70,7 @@ extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void)
         PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
         can_fuse_on, fuse_launch, push_with, mark_new, mark_set, mark_wait, mark_free, poll_until, pairs_of, offer_likeliest, feed_likeliest,
+        side_new, side_free, side_begin, side_end, side_join,
     };
     return &api;
 }

@@ -170,7 +170,7 @@ int all_reduce(void * self, int rank, ggml_backend_t, ggml_tensor * tensor) {
     if (!is_closed) {
         cudaSetDevice(where.card);
         result = nccl.api.all_reduce(tensor->data, tensor->data, ggml_nelements(tensor), number_of(tensor->type), NCCL_SUM,
-                                     nccl.communicators[rank], where.stream);
+                                     nccl.communicators[rank], stream_of_sums(where));
     }
     nccl.n_calls[rank]--;
     if (is_closed) {

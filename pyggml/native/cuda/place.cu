@@ -62,6 +62,15 @@ bool find_places(int n_ranks, const ggml_backend_t * backends, place * found, co
 }
 
 static thread_local cudaEvent_t awaited = nullptr;
+static thread_local cudaStream_t beside = nullptr;
+
+void sum_on(cudaStream_t stream) {
+    beside = stream;
+}
+
+cudaStream_t stream_of_sums(const place & where) {
+    return beside ? beside : where.stream;
+}
 
 void wait_only_for(cudaEvent_t event) {
     awaited = event;

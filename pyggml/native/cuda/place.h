@@ -47,6 +47,10 @@ ending wait_for(const place & where, double deadline_s, const std::function<bool
 // Has this thread's next waits take the event for the stream's end; with nullptr the stream's own again.
 void wait_only_for(cudaEvent_t event);
 
+// Has this thread's sums go to another stream; with nullptr to their backends' own again.
+void sum_on(cudaStream_t stream);
+cudaStream_t stream_of_sums(const place & where);
+
 // Runs work on a thread of its own. False at the deadline: the work then goes on alone, so it must own what it uses.
 bool run_bounded(double deadline_s, std::function<void()> work);
 

@@ -203,7 +203,7 @@ cudaError_t launch(const push_transport & push, int rank, ggml_type type, const 
         chosen = LETTER_KERNELS[push.n_ranks];
         n_blocks = letter_blocks(sum.n);
     }
-    return launch_early_if(sum.n * size <= EARLY_BYTES, chosen, dim3(n_blocks), dim3(PUSH_N_THREADS), 0, push.places[rank].stream,
+    return launch_early_if(sum.n * size <= EARLY_BYTES, chosen, dim3(n_blocks), dim3(PUSH_N_THREADS), 0, stream_of_sums(push.places[rank]),
                            push.views[rank], sum);
 }
 
