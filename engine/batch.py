@@ -34,13 +34,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """The most prompt tokens of a step; of one whose speed is not known yet; of one for several prompts; and of one
-    whose results are all wanted."""
+    """The most prompt tokens of a step; of one whose speed is not known yet; of one for several prompts; of one whose
+    results are all wanted, unless another number is asked for, and of that: a `micro_batch` is evaluated as one."""
 
     max_chunk: int
     max_first: int
     max_shared: int
     max_read: int
+    micro_batch: int
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Runner:
         most = MAX_IN_FLIGHT if self._rounding.can_move else FEW_IN_FLIGHT
         n, n_first = (most, FEW_IN_FLIGHT) if self._ranks.is_split_by_layer else (2, 2) if self.takes_turns else (1, 1)
         max_read = max(1, min(self.max_chunk, MAX_READ_BYTES // (4 * self.hp.n_vocab)))
-        return Limits(self.max_chunk * n, self.max_chunk * n_first, self.max_chunk // 2, max_read)
+        return Limits(self.max_chunk * n, self.max_chunk * n_first, self.max_chunk // 2, max_read, self.max_chunk)
 
     def time_prefill(self, n_tokens: int) -> float:
         """Seconds of a step with that many tokens of an empty cache, which it leaves empty."""

@@ -91,7 +91,7 @@ class Scheduler:
         n_unread = reader.first - request.n_past
         if n_unread > 0:
             return self._chunk(request, min(n_unread, reader.max_rows or limit, limit))
-        most = min(reader.max_rows or self.limits.max_read, self.limits.max_read, limit)
+        most = min(reader.max_rows or self.limits.max_read, self.limits.micro_batch, limit)
         return self._chunk(request, most, is_read=True)
 
     def _beside(self, first: Request, by_slot: Mapping[int, Request], limit: int) -> list[Request]:

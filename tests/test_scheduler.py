@@ -73,7 +73,7 @@ class FakeRows:
 def made(n_slots: int, max_chunk: int, *, min_shared: int = 2, **options: Any) -> tuple[Scheduler, FakeRows]:
     rows = FakeRows(n_slots)
     cache = PrefixCache(n_slots, rows, min_shared=min_shared, **options)
-    return Scheduler(cache, Limits(max_chunk, max_chunk, max_chunk, max_chunk), n_slots), rows
+    return Scheduler(cache, Limits(max_chunk, max_chunk, max_chunk, max_chunk, max_chunk), n_slots), rows
 
 
 def request(ids: list[int], events: list[Delta] | None = None, max_new: int = 4) -> Request:
@@ -137,6 +137,16 @@ def test_given_tokens_are_read_in_steps_that_do_not_depend_on_time(
         seen.append((row.start, row.start + len(row.ids), row.is_read))
         scheduler.ran(batch, 100.0)  # much longer than steps may take
     assert seen == expected
+
+
+@pytest.mark.parametrize(("asked", "length"), [(None, 8), (5, 5), (16, 16), (32, 32), (100, 32)])
+def test_results_of_all_tokens_stay_within_what_is_evaluated_as_one(asked: int | None, length: int) -> None:
+    scheduler, _ = made(1, 64)
+    scheduler.limits = Limits(64, 64, 32, 8, 32)
+    ids = list(range(150))
+    scheduler.add(replace(request(ids, max_new=0), reader=LogitReader(ids, whole=True, max_rows=asked)))
+    batch = scheduler.schedule()
+    assert batch is not None and len(batch.rows[0].ids) == length
 
 
 def test_other_prompts_are_read_in_steps_that_end_in_time() -> None:
