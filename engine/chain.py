@@ -23,9 +23,8 @@ STILL_BUSY_S = 50e-6  # a wait that long is for devices, not for the wait itself
 class Chain:
     """Steps of one plan, of which at most two are in flight."""
 
-    def __init__(self, plan: Plan, relay: gg.Relay, trash_row: int, n_rows: int) -> None:
+    def __init__(self, plan: Plan, relay: gg.Relay) -> None:
         self.plan, self._relay = plan, relay
-        self._trash_row, self._n_rows = trash_row, n_rows
         self._parts = [[gg.chosen_candidates(found) for found in bank.results] for bank in relay.banks]
         self._bank = 0
         self._places: Sequence[Place] = ()  # of the step begun last; without ids where the card has them
@@ -63,17 +62,8 @@ class Chain:
 
     def _fill(self, places: Sequence[Place]) -> None:
         self._places = places
-        slot0, feeds = self.plan.slot0, self._relay.banks[self._bank].feeds
-        tokens, positions, rows = feeds["tokens"], feeds["positions"], feeds["kv_rows"]
-        if len(places) < len(rows):
-            tokens[:] = 0
-            positions[:] = 0
-            rows[:] = self._trash_row
-        for place in places:
-            r = place.slot - slot0
-            positions[r], rows[r] = place.start, place.slot * self._n_rows + place.start
-            if place.ids:
-                tokens[r] = place.ids[0]
+        feeds = self._relay.banks[self._bank].feeds
+        self.plan.lay_out(places, *(feeds[name][:, None] for name in ("tokens", "positions", "kv_rows")))
 
     def serves(self, places: Sequence[Place]) -> bool:
         """Whether the step begun last is what these tokens need: the card took the same ones to the same places."""

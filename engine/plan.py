@@ -237,20 +237,7 @@ class Plan:
         """Set every input from the batch; slots without a place and padding get harmless values."""
         s, feeds = self.shape, self.feeds
         tokens, positions, rows = self._tokens, self._positions, self._rows
-        if len(places) < s.n_seq or s.n_tokens > 1:
-            tokens[:] = 0
-            positions[:] = 0
-            rows[:] = self._cache.trash_row
-        for place in places:
-            r, n = place.slot - self.slot0, len(place.ids)
-            first_row = place.slot * self._cache.n_rows
-            if s.n_tokens == 1:
-                tokens[r, 0], positions[r, 0], rows[r, 0] = place.ids[0], place.start, first_row + place.start
-            else:
-                span = np.arange(place.start, place.start + n)
-                tokens[r, :n] = place.ids
-                positions[r, :n] = span
-                rows[r, :n] = first_row + span
+        self.lay_out(places, tokens, positions, rows)
         if self._has_masks:
             stretches = {place.slot - self.slot0: (place.start, len(place.ids)) for place in places}
             for r in range(s.n_seq):
@@ -267,6 +254,31 @@ class Plan:
             feeds["temperature"][:] = temperatures(self._hp, positions).reshape(-1, 1, 1)
         if "out_rows" in feeds:
             feeds["out_rows"][:] = out_rows
+
+    def lay_out(
+        self, places: Sequence[Place], tokens: np.ndarray, positions: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Write tokens, positions and cache rows of these places into arrays [n_seq, n_tokens], else harmless ones.
+
+        A place of a decode step may have no ids: its token comes from elsewhere.
+        """
+        s = self.shape
+        if len(places) < s.n_seq or s.n_tokens > 1:
+            tokens[:] = 0
+            positions[:] = 0
+            rows[:] = self._cache.trash_row
+        for place in places:
+            r, n = place.slot - self.slot0, len(place.ids)
+            first_row = place.slot * self._cache.n_rows
+            if s.n_tokens == 1:
+                positions[r, 0], rows[r, 0] = place.start, first_row + place.start
+                if n:
+                    tokens[r, 0] = place.ids[0]
+            else:
+                span = np.arange(place.start, place.start + n)
+                tokens[r, :n] = place.ids
+                positions[r, :n] = span
+                rows[r, :n] = first_row + span
 
     @cached_property
     def _has_masks(self) -> bool:

@@ -188,7 +188,7 @@ class Runner:
         relay = plan.relay
         if relay is None or not relay.is_ready:
             return None
-        chain = Chain(plan, relay, self._cache.trash_row, self._cache.n_rows)
+        chain = Chain(plan, relay)
         chain.begin(places)
         return chain
 

@@ -65,8 +65,7 @@ class Group:
         self._turn = threading.Condition(threading.RLock())
         self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
         self._poster: threading.Thread | None = None
-        self._posted: list[object] = []
-        self._structs: list[Any] = []  # which the rank threads read
+        self._posted: list[tuple[object, Any]] = []  # owners of runs, and the structs that the rank threads read
         self.ahead: set[object] = set()  # relays with steps begun, which the rank threads have done with
         n_cpu = sum(str(d).startswith("cpu") or getattr(d, "kind", "") == "cpu" for d in devices)
         share = threads or max(1, default_threads() // max(1, n_cpu))
@@ -160,10 +159,8 @@ class Group:
         """Queue each rank's part of a run, which `owner` describes; until wait() the turn stays with this thread."""
         handle = self.handle
         self._poster = threading.current_thread()
-        if owner not in self._posted:
-            self._posted.append(owner)
-        if not any(runs is other for other in self._structs):
-            self._structs.append(runs)
+        if not any(runs is known for _, known in self._posted):
+            self._posted.append((owner, runs))
         _POSTED.add(self)
         job(handle, runs)
 
@@ -228,7 +225,6 @@ class Group:
             if not n_left:
                 self._poster = None
                 self._posted.clear()
-                self._structs.clear()
                 _POSTED.discard(self)
                 self._turn.notify_all()
 
