@@ -12,6 +12,7 @@
 #include "pieces.h"
 #include "replay.h"
 #include "support.h"
+#include "walk.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -176,8 +177,7 @@ void pg_plan_join(pg_plan * plan, pg_group * group, int rank) {
     plan->rank = rank;
 }
 
-// With is_begun the sum before the segment has computed its first piece.
-static int compute(pg_plan * plan, int i, bool is_begun) {
+int pg_plan_compute(pg_plan * plan, int i, bool is_begun) {
     struct ggml_cgraph * segment = &plan->segments[i];
     if (segment->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
@@ -260,8 +260,7 @@ static int take_sum(pg_plan * plan, int i, bool * begins_next) {
     return fault;
 }
 
-// With *begins_next the first piece of the next segment is done.
-static int take_step(pg_plan * plan, int i, bool * begins_next) {
+int pg_plan_take_step(pg_plan * plan, int i, bool * begins_next) {
     const pg_step * s = &plan->steps[i];
     if (is_own_step(s)) {
         char why[200];
@@ -286,10 +285,10 @@ static int take_step(pg_plan * plan, int i, bool * begins_next) {
 static int walk(pg_plan * plan, int first, int last) {
     bool is_begun = false;
     for (int i = first; i <= last; i++) {
-        int status = compute(plan, i, is_begun);
+        int status = pg_plan_compute(plan, i, is_begun);
         is_begun = false;
         if (status == GGML_STATUS_SUCCESS && i < last) {
-            status = take_step(plan, i, &is_begun);
+            status = pg_plan_take_step(plan, i, &is_begun);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -354,7 +353,7 @@ static int replay_steps(pg_plan * plan) {
         }
         if (status == GGML_STATUS_SUCCESS && last < plan->n_steps) {
             bool begins_next = false;  // it never does: sums that can add are recorded, and this one is not
-            status = take_step(plan, last, &begins_next);
+            status = pg_plan_take_step(plan, last, &begins_next);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -369,8 +368,7 @@ static const struct ggml_tensor * sum_before(const pg_plan * plan, int i) {
     return s && s->op == PG_ALL_REDUCE && pg_group_can_add(plan->group, s->tensor) ? s->tensor : NULL;
 }
 
-// Once, when the plan's group and its transports are known. False without host memory.
-static bool make_pieces(pg_plan * plan) {
+bool pg_plan_make_pieces(pg_plan * plan) {
     if (!plan->may_fuse) {
         return true;
     }
@@ -395,7 +393,7 @@ static bool make_pieces(pg_plan * plan) {
 
 static int run_steps(pg_plan * plan) {
     const char * why;
-    if (!make_pieces(plan)) {
+    if (!pg_plan_make_pieces(plan)) {
         return GGML_STATUS_ALLOC_FAILED;
     }
     if (plan->replay && pg_replay_is_due(plan->replay)) {
@@ -413,7 +411,7 @@ void pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
 }
 
 int pg_plan_n_fused(pg_plan * plan) {
-    return make_pieces(plan) ? pg_pieces_n_fused(&plan->pieces) : -1;
+    return pg_plan_make_pieces(plan) ? pg_pieces_n_fused(&plan->pieces) : -1;
 }
 
 bool pg_plan_replay(pg_plan * plan) {
@@ -457,81 +455,6 @@ int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     return status == GGML_STATUS_SUCCESS ? run_steps(plan) : status;
 }
 
-// A plan that is walked in turns with another.
-typedef struct {
-    pg_plan * plan;
-    pgc_side * side;
-    int lane;
-    int next;          // segment
-    bool is_begun;     // the sum before it has computed its first piece
-    bool is_summing;   // the sum before it may still be under way
-    bool is_done;
-} turn;
-
-static int sum_beside(turn * t) {
-    const pgc_api * api = t->plan->api;
-    char why[200];
-    if (!api->side_begin(t->side, why, sizeof(why))) {
-        GGML_LOG_ERROR("%s\n", why);
-        return GGML_STATUS_FAILED;
-    }
-    const int status = take_step(t->plan, t->next, &t->is_begun);
-    t->is_summing = api->side_end(t->side, t->lane, why, sizeof(why));
-    if (status == GGML_STATUS_SUCCESS && !t->is_summing) {
-        GGML_LOG_ERROR("%s\n", why);
-        return GGML_STATUS_FAILED;
-    }
-    return status;
-}
-
-static bool join(turn * t) {
-    char why[200];
-    if (t->is_summing && !t->plan->api->side_join(t->side, t->lane, why, sizeof(why))) {
-        GGML_LOG_ERROR("%s\n", why);
-        return false;
-    }
-    t->is_summing = false;
-    return true;
-}
-
-// Computes on until a sum has begun, or to the end.
-static int take_turn(turn * t) {
-    pg_plan * plan = t->plan;
-    if (!join(t)) {
-        return GGML_STATUS_FAILED;
-    }
-    while (true) {
-        int status = compute(plan, t->next, t->is_begun);
-        t->is_begun = false;
-        if (status != GGML_STATUS_SUCCESS || t->next == plan->n_steps) {
-            t->is_done = true;
-            return status;
-        }
-        const pg_step * s = &plan->steps[t->next];
-        const bool is_sum = s->op == PG_ALL_REDUCE;
-        const bool goes_beside = is_sum && t->side && !pg_group_is_serial(plan->group) &&
-                                 pg_group_can_capture(plan->group, PG_ALL_REDUCE, s->tensor);
-        status = goes_beside ? sum_beside(t) : take_step(plan, t->next, &t->is_begun);
-        t->next++;
-        if (status != GGML_STATUS_SUCCESS || is_sum) {
-            return status;
-        }
-    }
-}
-
-int pg_plan_start_turns(pg_plan * first, pg_plan * second, void * side) {
-    turn turns[2] = { { .plan = first, .side = side, .lane = 0 }, { .plan = second, .side = side, .lane = 1 } };
-    if (!make_pieces(first) || !make_pieces(second)) {
-        return GGML_STATUS_ALLOC_FAILED;
-    }
-    int status = GGML_STATUS_SUCCESS;
-    for (int i = 0; status == GGML_STATUS_SUCCESS && !(turns[0].is_done && turns[1].is_done); i = 1 - i) {
-        status = turns[i].is_done ? GGML_STATUS_SUCCESS : take_turn(&turns[i]);
-    }
-    // Who waits for the backend's stream must not find it empty while a sum is still under way.
-    return join(&turns[0]) & join(&turns[1]) ? status : GGML_STATUS_FAILED;
-}
-
 int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs) {
     pg_interrupt_begin(plan->backend);
     const int status = pg_plan_start(plan, inputs, n_inputs);
@@ -555,7 +478,7 @@ int pg_plan_run(pg_plan * plan, const pg_transfer * inputs, int n_inputs, const 
 }
 
 pg_seat pg_plan_seat(const pg_plan * plan) {
-    pg_seat seat = { plan->backend, plan->group, plan->rank, plan->api, NULL };
+    pg_seat seat = { plan->backend, plan->group, plan->rank, plan->api, plan->steps, plan->n_steps, NULL };
     for (int i = 0; i < plan->n_steps; i++) {
         if (plan->steps[i].op == PG_CHOOSE) {
             seat.choice = &plan->steps[i];

@@ -41,13 +41,15 @@ typedef struct {
     int peer;
 } pg_step;
 
-// Where a plan runs: alone (group is NULL) or as a rank's; the CUDA module's table (pgc_api) of a plan on a card, and the
-// step that chooses from its logits, each NULL where there is none.
+// Where a plan runs: alone (group is NULL) or as a rank's; the CUDA module's table (pgc_api) of a plan on a card or
+// NULL; its steps, and that which chooses from its logits or NULL.
 typedef struct {
     ggml_backend_t backend;
     pg_group * group;
     int rank;
     const void * api;
+    const pg_step * steps;
+    int n_steps;
     const pg_step * choice;
 } pg_seat;
 pg_seat pg_plan_seat(const pg_plan * plan);
@@ -86,11 +88,6 @@ int pg_plan_n_nodes(const pg_plan * plan);
 // start: inputs and compute, returns at once where the backend can; read: waits, then copies out.
 // Interruptible: SIGINT ends it with GGML_STATUS_ABORTED where the backend can stop; main thread only.
 int pg_plan_start(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
-// Two plans of one rank, of one family of graphs and with memory of their own: each computes while the other's sum
-// travels, in `side` (a pgc_side) where a transport takes it, else one after the other. A segment of the second may read
-// what the same segment of the first has written.
-int pg_plan_start_turns(pg_plan * first, pg_plan * second, void * side);
-
 // Sends inputs; PG_STATUS_BAD_ROW for a number that is no row.
 int pg_plan_send(pg_plan * plan, const pg_transfer * inputs, int n_inputs);
 int pg_plan_start_interruptible(pg_plan * plan, const pg_transfer * inputs, int n_inputs);

@@ -1,6 +1,7 @@
 #include "runs.h"
 
 #include "cuda_api.h"
+#include "turns.h"
 
 #include "ggml-impl.h"
 
@@ -22,7 +23,7 @@ static int start_turns(const pg_run * run) {
     if (status == GGML_STATUS_SUCCESS) {
         status = pg_plan_send(second->plan, second->inputs, second->n_inputs);
     }
-    return status == GGML_STATUS_SUCCESS ? pg_plan_start_turns(run->plan, second->plan, run->side) : status;
+    return status == GGML_STATUS_SUCCESS ? pg_turns_start(run->plan, second->plan, run->side) : status;
 }
 
 static void run_part(void * argument) {
