@@ -47,11 +47,11 @@ def best_batch(step_seconds: Mapping[int, float], n_stages: int) -> int:
 def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) -> Runner:
     """A runner with this many tokens a step, or with None as many as are fastest; off cards DEFAULT_BATCH.
 
-    Where ranks may take turns they do if that is faster. Raises PlanError, AllocationError.
+    Where the size is left open and ranks may take turns, they do if that is faster. Raises PlanError, AllocationError.
     """
-    tried = [n for n in TRIED if n <= ranks.cache.n_rows] if batch is None else [batch]
+    tried = [n for n in TRIED if n <= ranks.cache.n_rows]
     on_cards = all(rank.backend.device.kind in ("gpu", "igpu") for rank in ranks.ranks)
-    if not on_cards or not tried or (len(tried) == 1 and not ranks.may_take_turns):
+    if batch is not None or not on_cards or not tried or (len(tried) == 1 and not ranks.may_take_turns):
         return Runner(ranks, hp, family, batch or DEFAULT_BATCH)
     n_stages = len(ranks.ranks) if ranks.is_split_by_layer else 1
     seconds: dict[int, float] = {}

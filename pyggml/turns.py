@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ._ffi import ffi
@@ -42,9 +41,8 @@ class Turns(Closable):
 
     @staticmethod
     def are_possible(group: Group) -> bool:
-        """Whether large sums of a group travel by themselves, and turns are asked for by PYGGML_TURNS=1."""
-        is_asked = os.environ.get("PYGGML_TURNS", "") == "1"
-        return is_asked and not group.is_serial and group.transports.name_for(_LARGE) != "host"
+        """Whether large sums of a group travel by themselves."""
+        return not group.is_serial and group.transports.name_for(_LARGE) != "host"
 
     def post(self, first: GroupGraph, second: GroupGraph) -> None:
         """Begin a run of both; first.finish() waits for it, and fills the results of both.

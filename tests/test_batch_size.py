@@ -71,12 +71,11 @@ def ranks(*, may_take_turns: bool = True, n_rows: int = 4096, memory_free: int =
     [
         (2000.0, {}, None, 512, True),
         (1019.0, {}, None, 512, False),  # no gain that is worth a second memory for results
-        (2000.0, {}, 256, 256, True),
-        (900.0, {}, 256, 256, False),
+        (900.0, {}, None, 512, False),
+        (2000.0, {}, 256, 256, False),  # who gives the size has planned the memory
         (2000.0, {"may_take_turns": False}, None, 512, False),
         (2000.0, {"n_rows": 1000}, None, 512, False),  # two never come together
-        (2000.0, {"memory_free": 1 << 30}, 512, 512, False),
-        (2000.0, {"may_take_turns": False}, 256, 256, False),
+        (2000.0, {"memory_free": 1 << 30}, None, 512, False),
     ],
 )
 def test_ranks_take_turns_where_that_is_faster_and_fits(

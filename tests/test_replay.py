@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fused_graphs import matrix
 
 import pyggml as gg
 from pyggml import cuda_module
@@ -19,20 +20,15 @@ from pyggml._ffi import ffi, lib
 class Recorder:
     """A table of functions as the CUDA module has it, with counts of what was called."""
 
-    def __init__(self, *, refusal: str = "", fails_to_end: bool = False) -> None:
+    def __init__(self, *, refusal: str = "", fails_to_end: bool = False, fuses: bool = False) -> None:
         self.calls: list[str] = []
-        self.refusal, self.fails_to_end = refusal, fails_to_end
+        self.refusal, self.fails_to_end, self.fuses = refusal, fails_to_end, fuses
         self.api = ffi.new("pgc_api *")
-        self._kept = [
-            self._set("can_capture", "bool(ggml_backend_t, const struct ggml_cgraph *, char *, size_t)"),
-            self._set("capture_begin", "bool(ggml_backend_t, char *, size_t)"),
-            self._set("capture_end", "pgc_graph *(ggml_backend_t, pgc_graph *, char *, size_t)"),
-            self._set("graph_launch", "bool(pgc_graph *, char *, size_t)"),
-            self._set("graph_free", "void(pgc_graph *)"),
-        ]
+        names = "can_capture", "capture_begin", "capture_end", "graph_launch", "graph_free", "can_fuse", "fuse_launch"
+        self._kept = [self._set(name) for name in names]
 
-    def _set(self, name: str, signature: str) -> Any:
-        callback = ffi.callback(signature, getattr(self, name))
+    def _set(self, name: str) -> Any:
+        callback = ffi.callback(ffi.typeof(getattr(self.api, name)), getattr(self, name))
         setattr(self.api, name, callback)
         return callback
 
@@ -40,8 +36,8 @@ class Recorder:
         ffi.memmove(why, self.refusal.encode() + b"\0", len(self.refusal) + 1)
         return not self.refusal
 
-    def capture_begin(self, backend: Any, why: Any, size: int) -> bool:
-        self.calls.append("begin")
+    def capture_begin(self, backend: Any, streams_weights: bool, why: Any, size: int) -> bool:
+        self.calls.append("begin streaming" if streams_weights else "begin")
         return True
 
     def capture_end(self, backend: Any, earlier: Any, why: Any, size: int) -> Any:
@@ -57,13 +53,20 @@ class Recorder:
         if graph != ffi.NULL:
             self.calls.append("free")
 
+    def can_fuse(self, backend: Any) -> bool:
+        return self.fuses
+
+    def fuse_launch(self, fused: Any, backend: Any, why: Any, size: int) -> bool:
+        self.calls.append("fused")
+        return True
+
 
 @pytest.fixture
 def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     made = Recorder(**getattr(request, "param", {}))
 
     def record(layout: Any) -> None:
-        lib.pg_plan_use(layout._plan, made.api, False)
+        lib.pg_plan_use(layout._plan, made.api, True)
         assert lib.pg_plan_replay(layout._plan)
 
     monkeypatch.setattr("pyggml.layout.Layout.record", record)
@@ -94,6 +97,20 @@ def test_the_second_run_is_recorded_and_later_ones_are_replayed(recorder: Record
         assert recorder.calls[3:] == ["launch"]
         graph.close()
     assert recorder.calls[4:] == ["free"]
+
+
+@pytest.mark.parametrize("recorder", [{"fuses": True}], indirect=True)
+@pytest.mark.parametrize(("n_columns", "begins"), [(1, "begin streaming"), (8, "begin streaming"), (9, "begin")])
+def test_fused_products_of_few_columns_are_recorded_as_reading_weights(
+    n_columns: int, begins: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", "all")
+    with gg.Backend("cpu") as backend, gg.Graph(backend) as graph:
+        x = graph.input("x", (n_columns, 256))
+        graph.output("y", gg.mul_mat(matrix(graph, 32, 256, "q8_0", 1), x))
+        for _ in range(2):
+            graph.run(x=np.ones((n_columns, 256), np.float32))
+    assert recorder.calls == ["fused", begins, "fused", "end", "launch", "free"]
 
 
 def test_after_a_move_what_was_recorded_becomes_what_is_recorded_anew(recorder: Recorder) -> None:

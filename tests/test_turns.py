@@ -241,11 +241,5 @@ def test_graphs_with_parts_for_other_ranks_are_refused(group: gg.Group) -> None:
             turns.post(first, lone)
 
 
-@pytest.mark.parametrize(("asked", "is_so"), [(None, False), ("0", False), ("1", False)])
-def test_sums_through_the_host_do_not_travel_by_themselves(
-    asked: str | None, is_so: bool, group: gg.Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYGGML_TURNS", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("PYGGML_TURNS", asked)
-    assert gg.Turns.are_possible(group) is is_so
+def test_sums_through_the_host_do_not_travel_by_themselves(group: gg.Group) -> None:
+    assert not gg.Turns.are_possible(group)

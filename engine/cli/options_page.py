@@ -50,7 +50,6 @@ ENVIRONMENT = {
     "PYGGML_PARALLEL_RANKS": "`0`, for diagnosis: ranks compute one at a time",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
     "PYGGML_FUSED": "`0`: CUDA cards compute with ggml's kernels alone; else ours where it pays, with `all` everywhere",
-    "PYGGML_TURNS": "`1`: with `--tp`, micro-batches of a prompt take turns while sums travel, if that is faster",
     "PYGGML_CUPTI": "path of the CUPTI library that traces kernels",
 }
 

@@ -50,7 +50,7 @@ typedef struct {
     bool (*choose)(ggml_backend_t backend, const struct ggml_tensor *logits, struct ggml_tensor *found, char *why, size_t why_size);
     bool (*fill_mask)(ggml_backend_t backend, struct ggml_tensor *mask, const struct ggml_tensor *positions, int window, char *why, size_t why_size);
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph *graph, char *why, size_t why_size);
-    bool (*capture_begin)(ggml_backend_t backend, char *why, size_t why_size);
+    bool (*capture_begin)(ggml_backend_t backend, bool streams_weights, char *why, size_t why_size);
     pgc_graph *(*capture_end)(ggml_backend_t backend, pgc_graph *earlier, char *why, size_t why_size);
     bool (*graph_launch)(pgc_graph *graph, char *why, size_t why_size);
     void (*graph_free)(pgc_graph *graph);

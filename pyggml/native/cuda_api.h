@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 12
+#define PGC_ABI 13
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -78,9 +78,10 @@ typedef struct {
     // Whether a graph's nodes can all be recorded: none of them waits on the host.
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);
 
-    // A backend's launches, recorded on the calling thread (relaxed) and replayed. capture_end takes over `earlier`, if any, a
+    // A backend's launches, recorded on the calling thread (relaxed) and replayed; streams_weights where they are mostly fused
+    // products of few columns. capture_end takes over `earlier`, if any, a
     // graph of the same launches with other arguments, to make the new one of. graph_free takes NULL too.
-    bool (*capture_begin)(ggml_backend_t backend, char * why, size_t why_size);
+    bool (*capture_begin)(ggml_backend_t backend, bool streams_weights, char * why, size_t why_size);
     pgc_graph * (*capture_end)(ggml_backend_t backend, pgc_graph * earlier, char * why, size_t why_size);
     bool (*graph_launch)(pgc_graph * graph, char * why, size_t why_size);
     void (*graph_free)(pgc_graph * graph);

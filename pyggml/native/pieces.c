@@ -109,6 +109,17 @@ int pg_pieces_n_fused(const pg_pieces * pieces) {
     return n;
 }
 
+bool pg_pieces_stream_weights(const pg_pieces * pieces) {
+    const int64_t max_columns = 8;
+    for (int i = 0; i < pieces->n; i++) {
+        const pg_piece * piece = &pieces->items[i];
+        if (piece->is_fused && !piece->fused.is_experts && piece->fused.products.x->ne[1] <= max_columns) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend) {
     for (int i = first; i < stop; i++) {
         pg_piece * piece = &pieces->items[i];

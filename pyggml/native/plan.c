@@ -321,9 +321,10 @@ static bool has_nodes(const pg_plan * plan, int first, int last) {
 // recorded: making a graph can wait for a card, and a card may wait for a rank that has not come.
 static int record(pg_plan * plan) {
     const int64_t n_reduces = plan->group ? pg_group_n_reduces(plan->group, plan->rank) : 0;
+    const bool streams_weights = plan->first_piece && pg_pieces_stream_weights(&plan->pieces);
     for (int first = 0, last; first <= plan->n_steps; first = last + 1) {
         last = end_of_stretch(plan, first);
-        if (has_nodes(plan, first, last) && !pg_replay_record(plan->replay, walk, plan, first, last)) {
+        if (has_nodes(plan, first, last) && !pg_replay_record(plan->replay, walk, plan, first, last, streams_weights)) {
             break;
         }
     }

@@ -94,7 +94,7 @@ static pgc_graph ** next_place(pg_replay * replay) {
     return &replay->graphs[replay->n_graphs];
 }
 
-bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int first, int last) {
+bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int first, int last, bool streams_weights) {
     if (replay->state == PG_REPLAY_REFUSED) {
         return false;
     }
@@ -102,7 +102,7 @@ bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int firs
         pg_replay_refuse(replay, "no host memory for a recorded graph");
         return false;
     }
-    if (!replay->api->capture_begin(replay->backend, replay->why, sizeof(replay->why))) {
+    if (!replay->api->capture_begin(replay->backend, streams_weights, replay->why, sizeof(replay->why))) {
         pg_replay_refuse(replay, replay->why);
         return false;
     }

@@ -28,8 +28,8 @@ void pg_replay_forget(pg_replay * replay);
 bool pg_replay_is_due(pg_replay * replay);
 
 // Records one stretch without running it; stretches are recorded in the order in which they are launched.
-// False when it cannot be: the replay is then refused.
-bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int first, int last);
+// False when it cannot be: the replay is then refused. streams_weights: as capture_begin has it.
+bool pg_replay_record(pg_replay * replay, pg_walk walk, pg_plan * plan, int first, int last, bool streams_weights);
 
 // Launches the recorded stretch number `stretch`; a ggml_status.
 int pg_replay_launch(pg_replay * replay, int stretch);

@@ -31,10 +31,10 @@ static bool time_transport(pg_transport * transport, int n_ranks, const ggml_bac
            time_sums(transport, n_ranks, places, {n_elements, 0, GGML_TYPE_F32, false, deadline_s}, n_repeats, is_captured, seconds, why);
 }
 
-static bool capture_begin(ggml_backend_t backend, char * text, size_t text_size) {
+static bool capture_begin(ggml_backend_t backend, bool streams_weights, char * text, size_t text_size) {
     const reason why = {text, text_size};
     place where;
-    return find_place(backend, where, why) && begin_capture(where, why);
+    return find_place(backend, where, why) && begin_capture(where, streams_weights, why);
 }
 
 static pgc_graph * capture_end(ggml_backend_t backend, pgc_graph * earlier, char * text, size_t text_size) {

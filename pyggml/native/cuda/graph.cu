@@ -4,9 +4,37 @@
 
 #include "graph.h"
 
-bool begin_capture(const place & where, const reason & why) {
-    return why.passed(cudaSetDevice(where.card), "cudaSetDevice") &&
-           why.passed(cudaStreamBeginCapture(where.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+// The card's preference for kernels that have none of their own, kept while this thread records with another.
+static thread_local cudaFuncCache usual = cudaFuncCachePreferNone;
+static thread_local bool is_unusual = false;
+
+static void prefer_shared() {
+    if (cudaDeviceGetCacheConfig(&usual) == cudaSuccess) {
+        is_unusual = cudaDeviceSetCacheConfig(cudaFuncCachePreferShared) == cudaSuccess;
+    }
+    cudaGetLastError();
+}
+
+static void prefer_as_usual() {
+    if (is_unusual) {
+        cudaDeviceSetCacheConfig(usual);
+        cudaGetLastError();
+        is_unusual = false;
+    }
+}
+
+bool begin_capture(const place & where, bool streams_weights, const reason & why) {
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice")) {
+        return false;
+    }
+    if (streams_weights) {
+        prefer_shared();
+    }
+    if (!why.passed(cudaStreamBeginCapture(where.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture")) {
+        prefer_as_usual();
+        return false;
+    }
+    return true;
 }
 
 static bool has_become(pgc_graph * earlier, cudaGraph_t recorded) {
@@ -16,7 +44,7 @@ static bool has_become(pgc_graph * earlier, cudaGraph_t recorded) {
     return is_so;
 }
 
-pgc_graph * end_capture(const place & where, pgc_graph * earlier, const reason & why) {
+static pgc_graph * make_graph(const place & where, pgc_graph * earlier, const reason & why) {
     cudaGraph_t recorded = nullptr;
     if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") ||
         !why.passed(cudaStreamEndCapture(where.stream, &recorded), "cudaStreamEndCapture")) {
@@ -35,6 +63,12 @@ pgc_graph * end_capture(const place & where, pgc_graph * earlier, const reason &
         free_graph(graph);
         return nullptr;
     }
+    return graph;
+}
+
+pgc_graph * end_capture(const place & where, pgc_graph * earlier, const reason & why) {
+    pgc_graph * graph = make_graph(where, earlier, why);
+    prefer_as_usual();
     return graph;
 }
 

@@ -8,7 +8,9 @@ struct pgc_graph {
     cudaGraphExec_t executable;
 };
 
-bool begin_capture(const place & where, const reason & why);
+// streams_weights: the launches are mostly products of ours, which fill shared memory. A processor changes what it has of it
+// only when nothing runs there, so kernels between that would do with little are to leave it as it is.
+bool begin_capture(const place & where, bool streams_weights, const reason & why);
 
 // The recorded graph; `earlier`, which may be null, is taken over and becomes it where the two are alike but for their kernels'
 // arguments, which takes a fraction of the time.

@@ -215,7 +215,7 @@ void time_rank(session & s, int rank) {
     const reason why = {text, sizeof(text)};
     pgc_graph * graph = nullptr;
     if (s.is_captured) {
-        if (!begin_capture(s.places[rank], why) || !s.sum(rank, s.n_repeats) || !(graph = end_capture(s.places[rank], nullptr, why))) {
+        if (!begin_capture(s.places[rank], false, why) || !s.sum(rank, s.n_repeats) || !(graph = end_capture(s.places[rank], nullptr, why))) {
             s.fail(rank, text);
             return;
         }
