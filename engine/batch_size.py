@@ -71,6 +71,8 @@ def open_runner(ranks: Ranks, hp: HParams, family: Family, batch: int | None) ->
     runner = _faster_in_turns(ranks, hp, family, best, speeds) or Runner(ranks, hp, family, best)
     words = ", ".join(f"{name}: {speed:.0f}" for name, speed in speeds.items())
     LOG.info("prompts are taken %d tokens at a time; tokens a second by size: %s", best, words)
+    if runner.takes_turns:
+        LOG.info("ranks take turns on prompts of %d tokens and more", runner.halved_from)
     return runner
 
 
@@ -85,6 +87,7 @@ def _faster_in_turns(
         runner = Runner(ranks, hp, family, n, takes_turns=True)
         speed = speeds[f"{n} in turns"] = 2 * n / runner.time_prefill(2 * n)
         if speed > (1 + MIN_GAIN) * speeds[str(n)]:
+            _halve(runner, n)
             return runner
     except (AllocationError, PlanError) as error:
         LOG.warning("ranks do not take turns on prompts: %s", error)
@@ -93,6 +96,16 @@ def _faster_in_turns(
     for rank in ranks.ranks:
         rank.free_beside()
     return None
+
+
+def _halve(runner: Runner, n: int) -> None:
+    """Have prompts of a step or less taken as two halves, down to the size where that is still faster."""
+    for size in (n, n // 2, n // 4):
+        whole = runner.time_prefill(size)
+        before, runner.halved_from = runner.halved_from, size
+        if runner.time_prefill(size) * (1 + MIN_GAIN) > whole:
+            runner.halved_from = before
+            break
 
 
 def _has_room(ranks: Ranks, growth: float) -> bool:

@@ -37,6 +37,25 @@ def split(place: Place, out_rows: Sequence[int], size: int) -> list[tuple[Place,
     return [(piece, [row - at for row in out_rows if at == starts[-1]]) for at, piece in zip(starts, pieces)]
 
 
+def is_last(out_rows: Sequence[int], place: Place) -> bool:
+    """Whether no logits are asked for, or those of the last token."""
+    return list(out_rows) in ([], [len(place.ids) - 1])
+
+
+def run_in_turns(batches: Sequence[MicroBatch], turns: gg.Turns | None, meanwhile: Callable[[], None]) -> None:
+    """Run one that is filled, or two, each of which computes while the other's sums travel."""
+    assert len(batches) <= 2, "turns are taken by two"
+    first = batches[0].plan
+    if turns is None or len(batches) == 1:
+        first.post()
+    else:
+        first.post_in_turns(batches[1].plan, turns)
+    try:
+        meanwhile()
+    finally:
+        first.finish()
+
+
 def run_in_stages(
     batches: Sequence[MicroBatch],
     group: gg.Group,

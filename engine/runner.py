@@ -21,7 +21,7 @@ from .chain import STILL_BUSY_S, Chain
 from .forward import PlanShape
 from .hparams import HParams
 from .logits import Logits
-from .micro_batch import MicroBatch, run_in_stages, split
+from .micro_batch import MicroBatch, is_last, run_in_stages, run_in_turns, split
 from .models.family import Family
 from .plan import Place, Plan
 from .plan_cache import PlanCache
@@ -38,7 +38,10 @@ FEW_IN_FLIGHT = 8  # where each place in the cache is a plan, or nobody knows ho
 
 
 class Runner:
-    """The forward pass of one model on its ranks. `max_chunk` bounds the tokens of a prefill step."""
+    """The forward pass of one model on its ranks. `max_chunk` bounds the tokens of a prefill step.
+
+    Where ranks take turns, prompts of `halved_from` tokens and more are two micro-batches.
+    """
 
     def __init__(
         self, ranks: Ranks, hp: HParams, family: Family, max_chunk: int, *, takes_turns: bool = False
@@ -50,6 +53,7 @@ class Runner:
         self._plans = PlanCache([])
         assert not (takes_turns and ranks.is_split_by_layer), "stages have their own way"
         self.takes_turns = takes_turns
+        self.halved_from = max_chunk + 1
         self._turns: gg.Turns | None = None
         self._meanwhile: Callable[[], None] = lambda: None
         self._chain: Chain | None = None
@@ -201,7 +205,7 @@ class Runner:
 
     def prefill(self, place: Place, out_rows: Sequence[int], *, is_hidden: bool = False) -> np.ndarray | Logits:
         """Evaluate a chunk and return the logits of some of its tokens, [len(out_rows), n_vocab]."""
-        if len(place.ids) > self.max_chunk:
+        if len(place.ids) > self.max_chunk or (self._is_halved(place) and not is_hidden and is_last(out_rows, place)):
             return self._several_of_one(place, out_rows)
         n_out = len(out_rows) if len(out_rows) <= 1 else padded_length(len(place.ids), self.max_chunk)
         shape = self._rounding.prefill(place, n_out)._replace(is_hidden=is_hidden)
@@ -213,6 +217,9 @@ class Runner:
                 return logits
             logits = logits.rows()
         return logits[: len(out_rows)] if n_out != n or n == 1 else logits[list(out_rows)]
+
+    def _is_halved(self, place: Place) -> bool:
+        return self.takes_turns and len(place.ids) >= self.halved_from
 
     def _several_of_one(self, place: Place, out_rows: Sequence[int]) -> np.ndarray | Logits:
         """Evaluate micro-batches of a prompt that are in flight together; the logits of its last token, if wanted."""
@@ -233,7 +240,8 @@ class Runner:
 
     def _micro_batches(self, place: Place, out_rows: Sequence[int], n_lanes: int) -> list[MicroBatch]:
         """The pieces of a prompt with their plans; nothing is built or freed while they are in flight."""
-        pieces = split(place, out_rows, self.max_chunk)
+        half = padded_length((len(place.ids) + 1) // 2, self.max_chunk)
+        pieces = split(place, out_rows, half if self._is_halved(place) else self.max_chunk)
         shapes = [
             self._rounding.prefill(piece, len(out), k % n_lanes)._replace(is_beside=self.takes_turns and k > 0)
             for k, (piece, out) in enumerate(pieces)
@@ -247,18 +255,10 @@ class Runner:
         return [MicroBatch(plan, shape, *piece) for plan, shape, piece in zip(plans, shapes, pieces)]
 
     def _run_in_turns(self, batches: Sequence[MicroBatch]) -> None:
-        """Run one that is filled, or two, each of which computes while the other's sums travel."""
-        group = self._ranks.group
-        assert len(batches) <= 2, "turns are taken by two"
-        if group is None or len(batches) == 1:
-            batches[0].plan.post()
-        else:
-            self._turns = self._turns or gg.Turns(group)
-            batches[0].plan.post_in_turns(batches[1].plan, self._turns)
-        try:
-            self._pause()
-        finally:
-            batches[0].plan.finish()
+        if len(batches) > 1 and self._turns is None:
+            assert self._ranks.group is not None, "a single rank has no turns"
+            self._turns = gg.Turns(self._ranks.group)
+        run_in_turns(batches, self._turns, self._pause)
 
     def _prefill_several(self, places: Sequence[Place], wants: Sequence[bool]) -> np.ndarray | Logits:
         """Evaluate chunks of neighbouring slots together, padded to the longest."""

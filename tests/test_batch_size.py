@@ -37,14 +37,18 @@ class FakeRunner:
     """A runner whose steps take a second for 1000 tokens, in turns one for `in_turns`."""
 
     in_turns = 2000.0
+    halves_pay_from = 10**6
     opened: list[FakeRunner] = []
     freed: list[int] = []
 
     def __init__(self, ranks: Any, hp: Any, family: Any, n: int, *, takes_turns: bool = False) -> None:
-        self.n, self.takes_turns, self.is_closed = n, takes_turns, False
+        self.n, self.takes_turns, self.is_closed, self.halved_from = n, takes_turns, False, n + 1
         FakeRunner.opened.append(self)
 
     def time_prefill(self, n_tokens: int) -> float:
+        if n_tokens <= self.n:
+            is_faster = self.halved_from <= n_tokens and n_tokens >= self.halves_pay_from
+            return n_tokens / (1500.0 if is_faster else 1000.0)
         return n_tokens / (self.in_turns if self.takes_turns else 1000.0)
 
     def close(self) -> None:
@@ -95,6 +99,16 @@ def test_ranks_take_turns_where_that_is_faster_and_fits(
     assert [other for other in FakeRunner.opened if not other.is_closed] == [runner]
     has_tried = any(other.takes_turns for other in FakeRunner.opened)
     assert len(FakeRunner.freed) == (2 if has_tried and not takes_turns else 0)
+
+
+@pytest.mark.parametrize(("pay_from", "halved_from"), [(10**6, 513), (512, 512), (200, 256), (1, 128)])
+def test_prompts_are_halved_down_to_where_it_pays(
+    pay_from: int, halved_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_size, "Runner", FakeRunner)
+    monkeypatch.setattr(FakeRunner, "halves_pay_from", pay_from)
+    runner: Any = batch_size.open_runner(ranks(), None, None, None)  # type: ignore[arg-type]
+    assert (runner.takes_turns, runner.halved_from) == (True, halved_from)
 
 
 def test_without_memory_for_turns_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

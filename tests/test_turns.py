@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_transport import FakeTransport
 
 import pyggml as gg
 from pyggml._ffi import ffi, lib
-from pyggml.engine import LLM, GenerationError, rig
+from pyggml.engine import LLM, GenerationError, micro_batch, rig
+from pyggml.engine import runner as runner_module
 from pyggml.engine.runner import Runner
 
 WHERE: dict[str, dict[str, Any]] = {
@@ -49,6 +51,47 @@ def test_prompts_come_out_bit_for_bit(
     (alone, in_turns) = found
     assert in_turns[:3] == alone[:3]
     assert in_turns[3] < alone[3], "two micro-batches are one step"
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_halves_of_a_prompt_come_out_as_the_whole(
+    where: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(monkeypatch, tiny("llama", quant="F32"), takes_turns=True, **WHERE[where]) as llm:
+        runner = llm.probe._runner
+
+        def asked() -> tuple[list[tuple[int, ...]], np.ndarray, int]:
+            before = llm.stats.n_steps
+            answers = [
+                llm.generate([PROMPT[i : i + n]], temperature=0, ignore_eos=True, max_tokens=4)[0].ids
+                for i, n in enumerate((1, 15, 16, 17, 40, 63, 64, 65, 127, 128))
+            ]
+            rows = [llm.score(PROMPT[:n], logits=True, first=first) for n, first in ((50, 49), (50, 3), (64, 0))]
+            return answers, np.concatenate(rows), llm.stats.n_steps - before
+
+        answers, rows, n_steps = asked()
+        pairs = count_pairs(monkeypatch)
+        runner.halved_from = 16
+        halved, halved_rows, n_halved = asked()
+        assert halved == answers and n_halved == n_steps
+        assert ((halved_rows - rows) ** 2).sum() <= 1e-12 * (rows**2).sum()
+        # Halves are rounded up as all chunks are; where logits of more than the last token are wanted there are none.
+        prompts = [(8, 8), (16, 1), (24, 16), (32, 31), (32, 32), (40, 25), (64, 63), (64, 64)]
+        assert pairs == [*prompts, (32, 17)]
+
+
+def count_pairs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The tokens of both micro-batches of each pair that is run, told by what follows."""
+    pairs: list[tuple[int, int]] = []
+
+    def noted(batches: Any, turns: Any, meanwhile: Any) -> None:
+        if len(batches) == 2:
+            first, second = (len(batch.piece.ids) for batch in batches)
+            pairs.append((first, second))
+        micro_batch.run_in_turns(batches, turns, meanwhile)
+
+    monkeypatch.setattr(runner_module, "run_in_turns", noted)
+    return pairs
 
 
 def test_a_fault_in_a_turn_fails_the_step_and_the_ranks_come_back(
