@@ -75,9 +75,14 @@ class LoadedModel:
 
     def _told(self) -> tuple[str, ...]:
         """The mode, why it lies so, and how the ranks exchange data; logged too."""
-        deal, notes = self._arranged.deal, self._arranged.notes
+        deal, notes, options = self._arranged.deal, self._arranged.notes, self._arranged.options
+        if options.n_ranks > 1 or self._group is not None:
+            notes = (deal.title, *notes)
         if self._group is not None:
-            notes = (deal.title, *notes, *_transport_notes(self._group, deal.mode))
+            notes = (*notes, *_transport_notes(self._group, deal.mode))
+        elif options.transport not in (None, "auto"):
+            notes = (*notes, f"transport {options.transport} is not used: one device has nothing to sum")
+        notes = (*notes, *_graph_notes(self._backends, options))
         for note in notes:
             LOG.info("%s", note)
         return notes
@@ -203,8 +208,19 @@ def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
     if mode is Mode.TENSOR:
         found.append(f"sums over ranks go through: {', '.join(_spans(group))}")
         if group.reduce_dtype != "f32":
-            found.append(f"sums of {gg.MIN_NARROW_ELEMENTS} numbers and more travel as {group.reduce_dtype}")
+            found.append(f"prompts' sums of {gg.MIN_NARROW_ELEMENTS} numbers and more travel as {group.reduce_dtype}")
+    if group.is_serial:
+        found.append("ranks compute one at a time (PYGGML_PARALLEL_RANKS)")
     return found
+
+
+def _graph_notes(backends: Sequence[gg.Backend], options: LoadOptions) -> list[str]:
+    """Whether cards replay steps of few tokens as CUDA graphs."""
+    if not any(backend.device.module == "cuda" for backend in backends):
+        return []
+    if not options.cuda_graphs:
+        return ["CUDA graphs are off (--no-cuda-graphs)"]
+    return ["CUDA graphs are on" if gg.are_graphs_on() else "CUDA graphs are off (PYGGML_CUDA_GRAPHS)"]
 
 
 def _spans(group: gg.Group) -> list[str]:

@@ -96,7 +96,7 @@ class Plan:
             rank.backend,
             number,
             len(ranks.ranks),
-            reduce_dtype=ranks.reduce_dtype,
+            reduce_dtype=ranks.reduce_dtype if self.shape.n_tokens > 1 else "f32",  # decode keeps its bits
             max_nodes=max_nodes,
             allocator=rank.results(is_beside=self.shape.is_beside),
             feeds=self.feeds,

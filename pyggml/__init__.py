@@ -20,6 +20,7 @@ from .candidates import (
     merged_candidates,
     top_candidates,
 )
+from .cuda_module import are_graphs_on
 from .device import Device, ModuleProblem, default_device, device, devices, discrete_gpus, module_problems
 from .dtypes import DType, dequantize, dtype, quantize
 from .errors import (
@@ -109,6 +110,7 @@ __all__ = [
     "Work",
     "add",
     "add_id",
+    "are_graphs_on",
     "argmax",
     "cast",
     "chosen_candidates",

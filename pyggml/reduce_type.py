@@ -1,7 +1,7 @@
 """How the numbers of a sum over ranks travel: all as float32, or those of large sums as 16 bits.
 
 Small sums stay float32: they take as long in either type, since links take their time to answer and not their time to
-carry, and a decode step keeps its bits. From 1 MiB on the bytes decide, which is a prefill's chunk. ggml's own rule for
+carry. From 1 MiB on the bytes decide, which is a prefill's chunk. ggml's own rule for
 NCCL narrows from there too where ranks are four and more, and earlier with fewer.
 A narrow sum is rounded once on its way in, added up in float32 in rank order, and rounded once more; NCCL alone adds in
 16 bits and rounds after each addition. All ranks hold the same bits in every case. bf16 has float32's range and 8 bits

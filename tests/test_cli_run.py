@@ -41,7 +41,7 @@ def test_json_is_one_object_with_text_reason_stats_and_plan(
 ) -> None:
     result = call(capsys, "run", model, "Why?", "--temp", 0, "-n", 3, "--json")
     document = json.loads(result.out)
-    assert document.keys() == {"text", "finish_reason", "stats", "plan"}
+    assert document.keys() == {"text", "finish_reason", "stats", "plan", "notes"}
     assert (document["text"], document["finish_reason"]) == (ANSWER[:3], "length")
     assert document["stats"]["n_generated"] == 3
     assert [part["device"] for part in document["plan"]] == ["cpu"]

@@ -21,7 +21,7 @@ from pyggml.engine.demand import ModelFacts
 from pyggml.engine.fit import largest_ctx
 from pyggml.engine.host_memory import available_bytes
 from pyggml.engine.load_options import LoadOptions
-from pyggml.engine.loading import _transport_notes
+from pyggml.engine.loading import _graph_notes, _transport_notes
 from pyggml.engine.measuring import Speed, measured
 from pyggml.engine.prediction import Mode
 from pyggml.engine.slices import WHOLE
@@ -112,7 +112,35 @@ def test_the_bytes_of_all_ranks_are_the_file_and_its_copies(tiny: Callable[..., 
 def test_a_rank_with_all_of_the_shares_is_one_device(tiny: Callable[..., Path]) -> None:
     with LLM(tiny("llama"), **SMALL, device="cpu,cpu", tp=2, tensor_split="0,1") as llm:
         assert len(llm.plan) == 1
-        assert llm.notes == ("shares as given: 0,1",)
+        assert llm.notes == ("One device: cpu", "shares as given: 0,1")
+
+
+def test_a_transport_without_sums_is_said_to_be_unused(tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama"), **SMALL, device="cpu", transport="push") as llm:
+        assert "transport push is not used: one device has nothing to sum" in llm.notes
+
+
+def test_ranks_that_compute_one_at_a_time_are_told(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_PARALLEL_RANKS", "0")
+    with LLM(tiny("llama"), **SMALL, device="cpu,cpu", tp=2) as llm:
+        assert "ranks compute one at a time (PYGGML_PARALLEL_RANKS)" in llm.notes
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "is_asked", "told"),
+    [
+        ("cuda", "1", True, ["CUDA graphs are on"]),
+        ("cuda", "0", True, ["CUDA graphs are off (PYGGML_CUDA_GRAPHS)"]),
+        ("cuda", "1", False, ["CUDA graphs are off (--no-cuda-graphs)"]),
+        ("cpu", "1", False, []),
+    ],
+)
+def test_whether_cards_replay_graphs_is_told(
+    module: str, said: str, is_asked: bool, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_CUDA_GRAPHS", said)
+    backend: Any = SimpleNamespace(device=SimpleNamespace(module=module))
+    assert _graph_notes([backend], LoadOptions(cuda_graphs=is_asked)) == told
 
 
 # The context
@@ -378,12 +406,12 @@ def test_what_was_found_about_pairs_of_cards_is_told() -> None:
     pairs = [PairProof(0, 1, wrong, True, True), PairProof(1, 0, wrong, True, True)]
     rows = [TransportRow("push", reason="a pair lies"), TransportRow("nccl-shm", passed=True)]
     report = TransportReport(rows, pairs, [Span("nccl-shm", 0, 2**63 - 1)])
-    group: Any = SimpleNamespace(transports=report, reduce_dtype="bf16")
+    group: Any = SimpleNamespace(transports=report, reduce_dtype="bf16", is_serial=False)
     assert _transport_notes(group, Mode.TENSOR) == [
         f"rank 0 to rank 1: {wrong} (found earlier; doctor --retest tries again)",
         f"rank 1 to rank 0: {wrong} (found earlier; doctor --retest tries again)",
         "peer copies deliver in 0 of 2 directions, found earlier",
         "push is not used: a pair lies",
         "sums over ranks go through: nccl-shm",
-        "sums of 262144 numbers and more travel as bf16",
+        "prompts' sums of 262144 numbers and more travel as bf16",
     ]

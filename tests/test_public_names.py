@@ -16,9 +16,10 @@ import pyggml.server
 BINDING = """
 AllocationError Allocator Backend Buffer BuildError CHOSEN Candidates ClosedError ComputeError DType Device
 DeviceError GGUF GGUFError GGUFTensor GGUFWriter GgmlError Graph Group GroupGraph HAS_INF HAS_NAN KernelTrace
-MIN_NARROW_ELEMENTS ModuleProblem NONE_LEFT PyggmlError RankGraph Relay ShapeError Tensor Turns Work add add_id argmax
-cast chosen_candidates clamp concat cont copy default_device default_threads dequantize device devices discrete_gpus
-div dtype exp flash_attn geglu gelu get_rows hadamard log mask_disallowed merged_candidates module_problems mul
+MIN_NARROW_ELEMENTS ModuleProblem NONE_LEFT PyggmlError RankGraph Relay ShapeError Tensor Turns Work add add_id
+are_graphs_on argmax cast chosen_candidates clamp concat cont copy default_device default_threads dequantize device
+devices discrete_gpus div dtype exp flash_attn geglu gelu get_rows hadamard log mask_disallowed merged_candidates
+module_problems mul
 mul_mat mul_mat_id neg norm permute quantize reduce_dtype_for relu repeat reshape rms_norm rope scale set_rows sigmoid
 silu soft_max sqr sqrt sub sum_rows swiglu swiglu_oai tanh top_candidates top_k view
 """.split()

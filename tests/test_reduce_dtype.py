@@ -12,6 +12,7 @@ import pytest
 from paper_models import CACHE, facts, gpus, llama_8b
 
 import pyggml as gg
+from pyggml import reduce_type
 from pyggml.engine import LLM, ConfigError
 from pyggml.engine.cli import bench_modes
 from pyggml.engine.cli.loading import placing
@@ -155,9 +156,24 @@ def test_only_chunks_of_many_tokens_are_touched_and_little(kind: str, tiny: Call
     assert 0 < nmse(long, right) < (1e-3 if kind == "bf16" else 1e-5)
 
 
+def test_decode_keeps_its_bits_however_many_slots_there_are(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduce_type, "MIN_NARROW_ELEMENTS", 4 * N_EMBD)  # what four slots make in a decode step
+
+    def found(kind: str, n_tokens: int) -> list[Any]:
+        prompts = [[3 + slot + 5 * i for i in range(n_tokens)] for slot in range(8)]
+        with LLM(tiny("llama"), **OPEN | {"ctx": 256, "parallel": 8}, reduce_dtype=kind) as llm:
+            answers = llm.generate(prompts, temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+        return [(answer.ids, answer.logprobs) for answer in answers]
+
+    assert found("bf16", 1) == found("f32", 1)
+    assert found("bf16", 8) != found("f32", 8), "prompts of several tokens travel narrow"
+
+
 def test_what_travels_is_told(tiny: Callable[..., Path]) -> None:
     with LLM(tiny("llama"), **OPEN, reduce_dtype="bf16") as llm:
-        assert "sums of 262144 numbers and more travel as bf16" in llm.notes
+        assert "prompts' sums of 262144 numbers and more travel as bf16" in llm.notes
 
 
 def test_the_option_is_there_in_every_door_and_names_the_types_that_there_are() -> None:
@@ -175,11 +191,12 @@ def test_other_places_keep_it_only_where_ranks_sum() -> None:
 
 
 def test_modes_that_are_compared_keep_it_only_where_ranks_sum() -> None:
-    words = {"device": "cpu,cpu", "reduce-dtype": "f16", "modes": "all"}
+    words = {"device": "cpu,cpu", "reduce-dtype": "f16", "transport": "nccl", "modes": "all"}
     given = {name: [(text, f"--{name}")] for name, text in words.items()}
     settings = settle("bench", options_of("bench"), given, {})
     one, tensor, split = (placing(settings) | where for where in bench_modes.modes(settings))
     assert [where["reduce_dtype"] for where in (one, tensor, split)] == ["f32", "f16", "f32"]
+    assert [where.get("transport") for where in (one, tensor, split)] == ["auto", None, "auto"]
 
 
 def test_a_prompt_is_predicted_with_the_bytes_that_travel() -> None:

@@ -5,7 +5,10 @@ The stand-in runs what is recorded at once and does nothing on a launch, so resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from fused_graphs import matrix
 import pyggml as gg
 from pyggml import cuda_module
 from pyggml._ffi import ffi, lib
+from pyggml.engine import LLM
+from pyggml.engine.plan import Plan
 
 
 class Recorder:
@@ -179,3 +184,52 @@ def test_the_environment_switches_recording_off(
     else:
         monkeypatch.setenv("PYGGML_CUDA_GRAPHS", said)
     assert cuda_module.are_graphs_on() is on
+
+
+@pytest.mark.parametrize(("said", "state"), [("1", "waiting"), ("0", "off"), ("off", "off")])
+def test_what_the_environment_switches_off_is_not_recorded(
+    said: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_CUDA_GRAPHS", said)
+    api = Recorder().api
+    with gg.Backend("cpu") as backend, double(backend) as graph:
+        graph.build()
+        layout = graph.check_fresh()
+        layout._api = api
+        lib.pg_plan_use(layout._plan, api, False)
+        layout.record()
+        assert graph.replay == (state, "")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_option_switches_recording_off(
+    is_on: bool, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[tuple[bool, bool]] = set()  # whether a plan is for decode, and to be recorded
+    build = Plan._build
+
+    def noted(plan: Plan, *arguments: Any) -> gg.RankGraph:
+        class Noted(gg.RankGraph):
+            def __init__(self, *arguments: Any, replay: bool, **options: Any) -> None:
+                asked.add((plan.shape.n_tokens == 1, replay))
+                super().__init__(*arguments, replay=replay, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gg, "RankGraph", Noted)
+            return build(plan, *arguments)
+
+    monkeypatch.setattr(Plan, "_build", noted)
+    with LLM(tiny("llama"), device="cpu,cpu", tp=2, threads=1, ctx=256, parallel=2, cuda_graphs=is_on) as llm:
+        llm.generate([[5] * 100], temperature=0, max_tokens=2, ignore_eos=True)
+    assert asked == {(True, is_on), (False, False)}
+
+
+def test_graphs_of_ggml_itself_are_off_where_ours_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ggml-cuda would record what is being recorded; it reads the variable at its first step."""
+    device_module = importlib.import_module("pyggml.device")
+    (tmp_path / "libpyggml-cuda.so").touch()
+    monkeypatch.setattr(device_module, "LIBRARY_DIR", tmp_path)
+    monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "0")
+    with pytest.raises(gg.BuildError, match="no CPU backend"):
+        device_module._load_modules.__wrapped__()
+    assert os.environ["GGML_CUDA_DISABLE_GRAPHS"] == "1"

@@ -37,6 +37,7 @@ def modes(settings: Settings) -> list[Where]:
         )
     reserve = reserve_on(placed["reserve"], names)
     apart = {} if placed["reduce_dtype"] == "f32" else {"reduce_dtype": "f32"}  # these sum nothing
+    apart |= {} if settings["transport"] == "auto" else {"transport": "auto"}
 
     def where(n: int, **mode: int) -> Where:
         return {"device": ",".join(names[:n]), **mode, **reserve.setting(names[:n]), **({} if "tp" in mode else apart)}

@@ -62,7 +62,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("cuda-graphs", FLAG, "record the launches of a decode step on CUDA cards and replay them",
            (*ANSWER, *BENCH, *EVAL), default=True),
     Option("reduce-dtype", choice(("f32", "bf16", "f16")),
-           "with --tp: what sums of 262144 numbers and more travel as; smaller ones, as of decoding, stay f32",
+           "with --tp: what a prompt's sums of 262144 numbers and more travel as; all others stay f32",
            LOADS, "bf16", default="f32"),
     Option("ctx", whole(64), "context of one request in tokens",
            (*ANSWER, *BENCH, *LOGITS, *PLAN), "8192",

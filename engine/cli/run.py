@@ -103,6 +103,7 @@ def _answer(settings: Settings, llm: LLM, prompt: str, is_chat: bool, sampling: 
         "finish_reason": completion.finish_reason.value,
         "stats": answers.stats_document(completion.stats),
         "plan": [asdict(placement) for placement in llm.plan],
+        "notes": list(llm.notes),
     }
     print(json.dumps(document, ensure_ascii=False))
 

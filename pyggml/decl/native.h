@@ -23,6 +23,7 @@ void pg_group_wait(pg_group *group, int rank, int n_left);
 void pg_group_close(pg_group *group);
 void pg_group_spin(pg_group *group, double seconds);
 void pg_group_serialise(pg_group *group, bool is_serial);
+bool pg_group_is_serial(const pg_group *group);
 
 void pg_log_install(int min_level);
 int pg_log_last_error(char *text, size_t size);
