@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -303,3 +304,27 @@ def test_degrees_of_a_small_file_name_the_obstacle() -> None:
     rows = table(hp)
     degrees = valid_degrees(hp, rows, kinds(rows, Q4_K))
     assert degrees[3].obstacle == "rank 2 would hold no heads and no feed-forward columns"
+
+
+SHAPES = {
+    "llama-8b": (32, 8, 128, 14336), "llama-70b": (64, 8, 128, 28672), "qwen2-7b": (28, 4, 128, 18944),
+    "qwen3-8b": (32, 8, 128, 12288), "qwen3-32b": (64, 8, 128, 25600),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [F16, Q8_0, Q4_K], ids=["F16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_fullest_rank_has_no_more_than_ggmls_own_cut_would_give_it(shape: str, kind: Kind) -> None:
+    """ggml's meta backend rounds each boundary down to lcm(block, 128) columns; its last rank takes the rest."""
+    n_head, n_head_kv, head_dim, n_ff = SHAPES[shape]
+    hp = numbers(n_head=n_head, n_head_kv=n_head_kv, head_dim=head_dim, n_ff=n_ff, n_embd=4096, n_vocab=32000)
+    rows = table(hp)
+    for n in range(2, 17):
+        plan = tp_cuts(hp, rows, kinds(rows, kind), even(n))
+        unit = math.lcm(kind.block_size, 128)
+        bounds = [*(n_ff * i // n // unit * unit for i in range(n)), n_ff]
+        theirs = max(stop - start for start, stop in pairwise(bounds))
+        assert max(stop - start for start, stop in plan.ffn["blk.0.ffn"]) <= theirs
+        group = math.lcm(n_head // n_head_kv * head_dim, kind.block_size) // head_dim
+        heads = [*(n_head * i // n // group * group for i in range(n)), n_head]
+        assert max(rank.n_head for rank in plan.ranks) <= max(stop - start for start, stop in pairwise(heads))

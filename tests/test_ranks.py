@@ -77,6 +77,19 @@ def test_quantised_weights_are_cut_on_blocks(quant: str, tiny: Callable[..., Pat
     for n in (2, 3):
         logits, _ = evaluated(path, n, tp=n)
         assert nmse(logits, right) <= 2e-3, f"tp {n}"
+    logits, _ = evaluated(path, 2, layer_split=2)
+    assert np.array_equal(logits, right)
+
+
+@pytest.mark.parametrize("mode", [{}, {"tp": 2}, {"layer_split": 2}], ids=str)
+def test_prompts_like_earlier_ones_build_no_plan(mode: dict[str, Any], tiny: Callable[..., Path]) -> None:
+    devices = ",".join(["cpu"] * max(mode.values(), default=1))
+    with LLM(tiny("llama"), device=devices, threads=1, ctx=512, parallel=4, **mode) as llm:
+        for first, n in ((3, 300), (4, 300), (5, 290)):
+            n_before = llm.stats.n_plans_built
+            prompts = [[first + i * step % 250 for i in range(n)] for step in (1, 3, 7, 11)]
+            llm.generate(prompts, temperature=0, max_tokens=10, ignore_eos=True)
+            assert (llm.stats.n_plans_built > n_before) is (first == 3)
 
 
 @pytest.mark.parametrize("expert_split", ["inside", "experts"])

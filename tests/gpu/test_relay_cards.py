@@ -93,6 +93,20 @@ def test_tokens_are_those_of_single_steps(
     assert n_fed[0] == 0
 
 
+def test_without_cuda_graphs_nothing_is_recorded_and_tokens_are_the_same(
+    mode: dict[str, Any], tiny: Callable[..., Path], n_fed: list[int]
+) -> None:
+    path = tiny("llama", quant="Q8_0", n_ff=768)
+    found = []
+    for is_on in (True, False):
+        n_fed[0] = 0
+        with LLM(path, ctx=1024, threads=4, parallel=4, cuda_graphs=is_on, **mode) as llm:
+            found.append(list(llm.generate([PROMPTS[0]], max_tokens=300, **GREEDY)[0].ids))
+            assert ("recorded" in llm.probe.replays) is is_on
+        assert (n_fed[0] > 0) is is_on
+    assert found[0] == found[1]
+
+
 def test_a_fault_between_steps_ends_the_answer_and_the_next_is_right(
     mode: dict[str, Any], tiny: Callable[..., Path], n_fed: list[int]
 ) -> None:
