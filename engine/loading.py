@@ -205,6 +205,8 @@ def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
         n_passed = sum(pair.passed for pair in report.pairs)
         found.append(f"peer copies deliver in {n_passed} of {len(report.pairs)} directions, {when}")
         found += [f"{row.name} is not used: {row.reason}" for row in report.rows if row.reason and not report.forced]
+    tried = {name: when for name, when in report.trials.items() if when != "never"}
+    found += [f"{name} was tried {when} in a process of its own" for name, when in tried.items()]
     if mode is Mode.TENSOR:
         found.append(f"sums over ranks go through: {', '.join(_spans(group))}")
         if group.reduce_dtype != "f32":

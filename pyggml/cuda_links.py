@@ -58,6 +58,7 @@ class CudaLinks:
         self._host_seconds = host_seconds
         self._handles = ffi.new("ggml_backend_t[]", [backend.handle for backend in backends])
         self._transports: dict[str, Any] = {}
+        self.trial_times: dict[str, str] = {}
         self._api: Any = None
         self.cards: list[int] = []
         self.uuids: dict[str, str] = {}
@@ -98,7 +99,11 @@ class CudaLinks:
             return "NCCL is not installed: pip install nvidia-nccl-cu13 (or -cu12)"
         if name == "nccl" and os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
             return "NCCL_P2P_DISABLE is set"
-        return None
+        return nccl.way_obstacle(name == "nccl")
+
+    def copy_obstacle(self) -> str | None:
+        """Why ranks cannot copy to each other's cards, whatever a test would say; None if they may."""
+        return self._common
 
     def enable_peer(self, source: int, target: int) -> str | None:
         """Let a rank's kernels reach another's memory; why they cannot, None if they can."""
@@ -145,7 +150,9 @@ class CudaLinks:
         """NCCL's trial in a child process."""
         assert self.library is not None
         mode = "force" if self._is_retest else None
-        return nccl.verdict(self.library, self.uuids, name == "nccl", deadline_s=self.nccl_s, mode=mode).problem
+        found = nccl.verdict(self.library, self.uuids, name == "nccl", deadline_s=self.nccl_s, mode=mode)
+        self.trial_times[name] = found.when
+        return found.problem
 
     def open(self, name: str) -> None:
         """Make a transport and prove its sums; raises DeviceError."""
@@ -156,8 +163,8 @@ class CudaLinks:
             made = _do(self._api.push_new, *ranks, name == "push-shm", self.wait_s)
         else:
             assert self.library is not None
-            nccl.use_settings(peers=name == "nccl")
-            made = _do(self._api.nccl_new, self.library.path.encode(), name.encode(), *ranks, self.nccl_s)
+            new = (self._api.nccl_new, self.library.path.encode(), name.encode(), *ranks, self.nccl_s)
+            made = nccl.start(name == "nccl", lambda: _do(*new))
         self._transports[name] = made
         try:
             for type_id in self._proven_types:

@@ -14,6 +14,7 @@ from typing import Any
 from ._ffi import ffi, lib
 from .device import LIBRARY_DIR
 from .errors import BuildError, DeviceError
+from .switches import is_on
 
 MODULE = LIBRARY_DIR / "libpyggml-cuda.so"
 WHY_BYTES = 400
@@ -41,8 +42,11 @@ def cuda_api() -> Any | None:
 
 
 def are_graphs_on() -> bool:
-    """Whether launches may be recorded and replayed: PYGGML_CUDA_GRAPHS is not off."""
-    return os.environ.get("PYGGML_CUDA_GRAPHS", "1").strip().lower() not in ("0", "off", "no", "false")
+    """Whether launches may be recorded and replayed: PYGGML_CUDA_GRAPHS is not off.
+
+    Raises DeviceError where it is no word for on or off.
+    """
+    return is_on("PYGGML_CUDA_GRAPHS")
 
 
 def are_kernels_on() -> bool:

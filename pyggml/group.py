@@ -61,6 +61,7 @@ class Group:
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise DeviceError(f"a group of {len(devices)} ranks; 1 to {MAX_RANKS} are supported")
+        self.is_serial = are_ranks_serial()
         self.backends: list[Backend] = []
         self._turn = threading.Condition(threading.RLock())
         self._ending = threading.Lock()  # held for short looks at the handle, which may come during a run
@@ -81,7 +82,6 @@ class Group:
         self._handle = lib.pg_group_new(len(devices), deadline_s)
         if all(backend.device.module == "cuda" for backend in self.backends):
             lib.pg_group_spin(self._handle, SPIN_S)
-        self.is_serial = are_ranks_serial()
         lib.pg_group_serialise(self._handle, self.is_serial)
         self._threads = [
             threading.Thread(

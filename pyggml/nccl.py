@@ -1,7 +1,7 @@
 """NCCL: where the library is, and whether it works here, found out in a child process that may hang and be killed.
 
-The verdict is kept in the user's cache folder, by driver, NCCL, cards and settings. NCCL reads its settings from the
-environment once a process, so a process uses it with peer access or without, never both.
+The verdict is kept in the user's cache folder, by start of the machine, driver, NCCL, cards and settings. NCCL reads
+its settings from the environment once a process, so a process uses it with peer access or without, never both.
 `python -m pyggml.nccl --trial --library PATH --cards BUS_ID,BUS_ID` is the child.
 """
 
@@ -17,21 +17,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ._ffi import ffi
 from .cuda_module import cuda_api, why, words
 from .errors import DeviceError
-from .verdicts import driver_version, is_retest_wanted, keep_verdict, read_verdict
+from .verdicts import boot_id, driver_version, is_retest_wanted, keep_verdict, read_verdict
 
 LOG = logging.getLogger("pyggml.transport")
 SONAME = "libnccl.so.2"
 TRIAL_DEADLINE_S = 20.0
+NEVER_S = 1e8  # three years, which C++'s clocks can add to now
 TRIAL_MODES = ("cached", "force", "skip")
 # Kept unless the user says otherwise: everything connects at the start, and no multicast through the switches.
 DEFAULTS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_NVLS_ENABLE": "0"}
+# How native/cuda/nccl.cu begins its reasons from the moment on at which NCCL may have read its settings.
+STARTED_AND_FAILED = "NCCL did not start"
 _used_with_peers: bool | None = None
 
 
@@ -45,12 +49,16 @@ class Library:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a trial; `problem` is None where all sums were right, `expired` after the deadline."""
+    """The outcome of a trial; `problem` is None where all sums were right, `expired` after the deadline.
+
+    `when` it was made: now, earlier, or never.
+    """
 
     problem: str | None
     seconds: float
     deadline_s: float
     expired: bool = False
+    when: str = "now"
 
 
 def candidates() -> Iterator[str]:
@@ -95,32 +103,56 @@ def environment(peers: bool, base: Mapping[str, str]) -> dict[str, str]:
     return chosen
 
 
-def use_settings(peers: bool) -> None:
-    """Put the settings into this process, before its first use of NCCL.
+def way_obstacle(peers: bool) -> str | None:
+    """Why this process cannot use NCCL with or without peer access; None if it can."""
+    if _used_with_peers in (None, peers):
+        return None
+    used, wanted = ("nccl-shm", "nccl") if peers else ("nccl", "nccl-shm")
+    return (
+        f"this process has started {used}, and NCCL reads its settings once a process; "
+        f"{wanted} needs a process of its own: --transport {wanted}"
+    )
 
-    Raises DeviceError when the process uses NCCL already in the other way.
+
+def start(peers: bool, make: Callable[[], Any]) -> Any:
+    """What make() gives, which starts NCCL; the settings are in this process's environment for that time only.
+
+    Raises DeviceError when the process uses NCCL already in the other way, and what make() raises.
     """
     global _used_with_peers
-    if _used_with_peers not in (None, peers):
-        used, wanted = ("nccl-shm", "nccl") if peers else ("nccl", "nccl-shm")
-        raise DeviceError(f"this process uses {used} already; {wanted} needs a process of its own")
+    if obstacle := way_obstacle(peers):
+        raise DeviceError(obstacle)
+    before = {name: os.environ.get(name) for name in environment(peers, {})}
     os.environ.update(environment(peers, os.environ))
-    _used_with_peers = peers
+    was, _used_with_peers = _used_with_peers, peers
+    try:
+        return make()
+    except DeviceError as error:
+        if not str(error).startswith(STARTED_AND_FAILED):
+            _used_with_peers = was
+        raise
+    finally:
+        # NCCL keeps what it read; children and later groups are to see the user's settings.
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def trial_deadline_s() -> float:
-    """Seconds until a trial counts as hanging: PYGGML_NCCL_TRIAL_S, else TRIAL_DEADLINE_S.
+    """Seconds until a trial counts as hanging: PYGGML_NCCL_TRIAL_S (0: NEVER_S), else TRIAL_DEADLINE_S.
 
-    Raises DeviceError for what is no number above 0.
+    Raises DeviceError for what is no number of 0 or more.
     """
     text = os.environ.get("PYGGML_NCCL_TRIAL_S") or str(TRIAL_DEADLINE_S)
     try:
         seconds = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise DeviceError(f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds above 0 is needed, such as 20")
-    return seconds
+        seconds = -1.0
+    if not 0 <= seconds <= NEVER_S:
+        raise DeviceError(f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds is needed, such as 20; 0 for no deadline")
+    return seconds or NEVER_S
 
 
 def run_trial(
@@ -191,18 +223,18 @@ def verdict(
     if mode not in TRIAL_MODES:
         raise DeviceError(f"PYGGML_NCCL_TRIAL={mode}; there are {', '.join(TRIAL_MODES)}")
     if mode == "skip":
-        return Verdict(None, 0.0, deadline_s)
+        return Verdict(None, 0.0, deadline_s, when="never")
     facts = _facts(library, cards, peers)
     known = _known(facts) if mode == "cached" else None
     # More patience than last time deserves another try.
     if known and not (known.expired and deadline_s > known.deadline_s):
         LOG.info("NCCL was tried on these cards before: %s", known.problem or "all sums were right")
-        return known
+        return replace(known, when="earlier")
     LOG.info(
-        "trying NCCL %d on %d cards in a process of its own, up to %g s",
+        "trying NCCL %d on %d cards in a process of its own, %s",
         library.version,
         len(cards),
-        deadline_s,
+        f"up to {deadline_s:g} s" if deadline_s < NEVER_S else "without a deadline",
     )
     found = run_trial(library, list(cards), peers, deadline_s)
     keep_verdict(facts, asdict(found))
@@ -212,6 +244,7 @@ def verdict(
 def _facts(library: Library, cards: Mapping[str, str], peers: bool) -> dict[str, object]:
     settings = {k: v for k, v in environment(peers, os.environ).items() if k.startswith("NCCL_")}
     return {
+        "boot": boot_id(),
         "driver": driver_version(),
         "library": library.path,
         "nccl": library.version,

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from .errors import DeviceError, PyggmlError
 from .peers import PairProof, PeerLinks, prove_pairs
+from .switches import OFF_WORDS, is_on
 
 LOG = logging.getLogger("pyggml.transport")
 NAMES = ("push", "nccl", "push-shm", "nccl-shm", "host")
@@ -31,6 +32,11 @@ class Links(PeerLinks, Protocol):
 
     def obstacle(self, name: str) -> str | None:
         """Why this transport cannot be here, whatever a test would say; None if it may."""
+
+    def copy_obstacle(self) -> str | None:
+        """Why ranks cannot copy to each other's devices, whatever a test would say; None if they may."""
+
+    trial_times: dict[str, str]  # of each trial: now, earlier or never
 
     def try_out(self, name: str) -> str | None:
         """Run a trial that may hang, where it can be killed; what went wrong, None if nothing did."""
@@ -69,6 +75,7 @@ class TransportReport:
     pairs: list[PairProof]
     spans: list[Span]
     forced: str | None = None
+    trials: dict[str, str] = field(default_factory=dict)  # when NCCL's ways were tried: now, earlier or never
 
     def row(self, name: str) -> TransportRow:
         """The row of one transport."""
@@ -135,11 +142,13 @@ def choose(
 ) -> TransportReport:
     """Test what may work between the ranks, time what passed, and choose by size.
 
-    Without `peers` no rank reaches another's memory; `proof_s` bounds each copy of the pair tests. Host memory alone
-    is timed only on request.
+    Without `peers` no rank reaches another's memory; `proof_s` bounds each copy of the pair tests. Pairs are tested for
+    messages too, but with a forced transport only if that needs them. Host memory alone is timed only on request.
     Raises DeviceError when a forced transport cannot be used, naming those that can.
     """
     trial = _Trial(links, peers, proof_s)
+    if not forced:
+        trial.prove()
     for name in (forced,) if forced else NAMES:
         # NCCL takes its settings once a process, and pinned memory is dear: second ways are for where the first fail.
         first = SECOND_CHOICES.get(name)
@@ -155,7 +164,8 @@ def choose(
         for name in set(NAMES) - {forced}:
             trial.rows[name].reason = f"{forced} is forced"
     rows = [trial.rows[name] for name in NAMES]
-    return TransportReport(rows, trial.pairs, spans_of({r.name: r.seconds for r in rows if r.passed}), forced)
+    spans = spans_of({r.name: r.seconds for r in rows if r.passed})
+    return TransportReport(rows, trial.pairs, spans, forced, links.trial_times)
 
 
 class _Trial:
@@ -198,15 +208,31 @@ class _Trial:
     def _peer_problem(self, name: str) -> str | None:
         if not self.peers:
             return "peer access is switched off"
-        if not self.pairs:
-            keep = self.links.obstacle("push") is None
-            self.pairs = prove_pairs(self.links, self.proof_s, keep=keep)
-            for pair in self.pairs:
-                if not pair.passed:
-                    LOG.warning("%s; what goes between them takes the way through host memory", pair)
+        self.prove()
         # NCCL finds its own way round pairs without access, but trusts those that have it.
         bad = (pair for pair in self.pairs if pair.is_lying or (name == "push" and not pair.passed))
         return next((str(pair) for pair in bad), None)
+
+    def prove(self) -> None:
+        """Prove the pairs; without effect where that was done, or peers are off or cannot be."""
+        if self.pairs or not self.peers or self.links.copy_obstacle():
+            return
+        keep = self.links.obstacle("push") is None
+        self.pairs = prove_pairs(self.links, self.proof_s, keep=keep)
+        for pair in self.pairs:
+            if not pair.passed:
+                LOG.warning("%s; what goes between them takes the way through host memory", pair)
+        if not keep and self.links.obstacle("nccl"):
+            self._open_neighbours()
+
+    def _open_neighbours(self) -> None:
+        # Only messages use peers then, mostly those of layers to the next rank: two of the 8 peers that CUDA allows.
+        # Where that fails, and between all others, the driver itself takes copies through host memory.
+        passed = {(pair.source, pair.target) for pair in self.pairs if pair.passed}
+        for rank in range(self.links.n_ranks - 1):
+            for way in ((rank, rank + 1), (rank + 1, rank)):
+                if way in passed:
+                    self.links.enable_peer(*way)
 
 
 def _refuse(trial: _Trial, forced: str) -> None:
@@ -253,14 +279,18 @@ def clear_peer_environment(peers: bool) -> bool:
 
     ggml takes GGML_CUDA_P2P as "on" whatever its value and aborts where a pair fails, so that an "off" must unset it,
     before ggml's CUDA module is loaded. It is never set here: pairs are enabled one by one, after their test.
+    Raises DeviceError where PYGGML_P2P is no word for on or off.
     """
-    said = {os.environ.get(name, "on").strip().lower() for name in ("PYGGML_P2P", "GGML_CUDA_P2P")}
-    if not peers or said & {"0", "off", "no", "false"}:
+    is_wanted = is_on("PYGGML_P2P")
+    if not peers or not is_wanted or os.environ.get("GGML_CUDA_P2P", "on").strip().lower() in OFF_WORDS:
         os.environ.pop("GGML_CUDA_P2P", None)
         return False
     return True
 
 
 def are_ranks_serial() -> bool:
-    """Whether ranks compute one at a time, for diagnosis: PYGGML_PARALLEL_RANKS is off."""
-    return os.environ.get("PYGGML_PARALLEL_RANKS", "1").strip().lower() in ("0", "off", "no", "false")
+    """Whether ranks compute one at a time, for diagnosis: PYGGML_PARALLEL_RANKS is off.
+
+    Raises DeviceError where it is no word for on or off.
+    """
+    return not is_on("PYGGML_PARALLEL_RANKS")

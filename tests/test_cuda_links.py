@@ -41,6 +41,8 @@ class FakeModule:
         self.checked: list[tuple[int, int, bool]] = []
         self.checked_types: list[str] = []
         self.waits: dict[str, float] = {}
+        self.p2p_disabled: dict[str, str | None] = {}
+        self.may_copy: list[bool] | None = None
         self._kept: list[Any] = []
 
     def _outcome(self, function: str, buffer: Any, size: int) -> bool:
@@ -85,7 +87,12 @@ class FakeModule:
     def nccl_new(
         self, library: bytes, name: bytes, n_ranks: int, backends: Any, wait_s: float, *reason: Any
     ) -> Any:
+        self.p2p_disabled[name.decode()] = os.environ.get("NCCL_P2P_DISABLE")
         return self._made(name.decode()) if self._outcome("nccl_new", *reason) else ffi.NULL
+
+    def mover_new(self, n_ranks: int, backends: Any, may_copy: list[bool], *reason: Any) -> Any:
+        self.may_copy = list(may_copy)
+        return "a mover" if self._outcome("mover_new", *reason) else ffi.NULL
 
     def check(
         self, made: Any, n: int, backends: Any, n_elements: int, offset: int, type_id: int, ordered: bool, *rest: Any
@@ -233,6 +240,92 @@ def test_peers_that_cannot_be_enabled_say_why(
     assert links_of(monkeypatch, FakeModule({"enable_peer": reason}), *TWO).enable_peer(0, 1) == told
 
 
+NINE = [f"0000:{i:02x}:00.0" for i in range(9)]
+
+
+def test_a_group_without_peers_leaves_no_setting_behind_and_the_next_one_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = FakeModule()
+    choose(links_of(monkeypatch, module, *TWO), peers=False)
+    assert module.p2p_disabled == {"nccl-shm": "1"} and "NCCL_P2P_DISABLE" not in os.environ
+    monkeypatch.setattr(nccl, "verdict", lambda *a, **k: pytest.fail("a trial of what cannot be used"))
+    links = links_of(monkeypatch, module, *TWO)
+    assert links.obstacle("nccl-shm") is None
+    assert "this process has started nccl-shm" in str(links.obstacle("nccl"))
+
+
+@pytest.mark.parametrize("function", ["nccl_new", "check", "time"])
+def test_nccl_that_fails_once_started_says_why_no_other_nccl_is_tried(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = FakeModule({function: "NCCL did not start: system error" if function == "nccl_new" else "wrong"})
+    report = choose(links_of(monkeypatch, module, *NINE))
+    assert list(module.p2p_disabled) == ["nccl"] and report.name_for(1) == "host"
+    assert report.row("nccl-shm").reason == (
+        "this process has started nccl, and NCCL reads its settings once a process; "
+        "nccl-shm needs a process of its own: --transport nccl-shm"
+    )
+
+
+def test_nccl_that_could_not_be_started_at_all_is_tried_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Early(FakeModule):
+        def nccl_new(self, library: bytes, name: bytes, *rest: Any) -> Any:
+            self.failing = {"nccl_new": "cudaStreamCreate: out of memory"} if name == b"nccl" else {}
+            return super().nccl_new(library, name, *rest)
+
+    module = Early()
+    report = choose(links_of(monkeypatch, module, *NINE))
+    assert module.p2p_disabled == {"nccl": None, "nccl-shm": "1"}
+    assert report.row("nccl-shm").passed and report.name_for(1) == "nccl-shm"
+
+
+# Messages
+
+
+class Lying(FakeModule):
+    """Cards of which some directions lose what is copied."""
+
+    def __init__(self, *lies: tuple[int, int]) -> None:
+        super().__init__()
+        self.lies = lies
+
+    def copy(
+        self, source: int, target: int, by_kernel: bool, sent: bytes, received: Any, size: int, *rest: Any
+    ) -> bool:
+        ffi.memmove(received, bytes(size) if (source, target) in self.lies else sent, size)
+        return True
+
+
+@pytest.mark.parametrize("n", [3, 9])
+@pytest.mark.parametrize("has_nccl", [True, False])
+def test_messages_go_from_card_to_card_where_copies_were_proven_and_nowhere_else(
+    n: int, has_nccl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_nccl:
+        monkeypatch.setattr(nccl, "find_library", lambda: None)
+    module = Lying((1, 0))
+    links = links_of(monkeypatch, module, *NINE[:n])
+    assert links.mover(choose(links)) == "a mover"
+    lying = {(0, 1), (1, 0)}
+    assert module.may_copy == [a != b and (a, b) not in lying for a in range(n) for b in range(n)]
+
+
+def test_without_a_proven_pair_there_is_no_way_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Lying((0, 1))
+    links = links_of(monkeypatch, module, *NINE[:2])
+    assert links.mover(choose(links)) is None and links.mover(choose(links, peers=False)) is None
+    no_cards = links_of(monkeypatch, module, TWO[0], TWO[0])
+    assert no_cards.copy_obstacle() == "ranks 0 and 1 share a card"
+    assert no_cards.mover(choose(no_cards)) is None and module.may_copy is None
+
+
+def test_a_way_for_messages_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = links_of(monkeypatch, FakeModule({"mover_new": "ranks 0 and 1 share a card"}), *TWO)
+    with pytest.raises(DeviceError, match="ranks 0 and 1 share a card"):
+        links.mover(choose(links))
+
+
 # What was found earlier
 
 
@@ -305,10 +398,14 @@ def test_a_damaged_verdict_on_a_pair_is_as_none(
 def test_retest_repeats_nccls_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str | None] = []
     monkeypatch.setattr(
-        nccl, "verdict", lambda *_, mode, **__: modes.append(mode) or nccl.Verdict(None, 1.0, 20.0)
+        nccl,
+        "verdict",
+        lambda *_, mode, **__: modes.append(mode) or nccl.Verdict(None, 1.0, 20.0, when="now" if mode else "earlier"),
     )
     for retest in (False, True):
-        links_of(monkeypatch, FakeModule(), *TWO, retest=retest).try_out("nccl")
+        links = links_of(monkeypatch, FakeModule(), *TWO, retest=retest)
+        links.try_out("nccl")
+        assert links.trial_times == {"nccl": "now" if retest else "earlier"}
     assert modes == [None, "force"]
 
 

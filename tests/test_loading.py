@@ -405,13 +405,15 @@ def test_what_was_found_about_pairs_of_cards_is_told() -> None:
     wrong = "copies of 64 bytes: 64 bytes are wrong, the first at 0"
     pairs = [PairProof(0, 1, wrong, True, True), PairProof(1, 0, wrong, True, True)]
     rows = [TransportRow("push", reason="a pair lies"), TransportRow("nccl-shm", passed=True)]
-    report = TransportReport(rows, pairs, [Span("nccl-shm", 0, 2**63 - 1)])
+    tried = {"nccl": "never", "nccl-shm": "earlier"}
+    report = TransportReport(rows, pairs, [Span("nccl-shm", 0, 2**63 - 1)], trials=tried)
     group: Any = SimpleNamespace(transports=report, reduce_dtype="bf16", is_serial=False)
     assert _transport_notes(group, Mode.TENSOR) == [
         f"rank 0 to rank 1: {wrong} (found earlier; doctor --retest tries again)",
         f"rank 1 to rank 0: {wrong} (found earlier; doctor --retest tries again)",
         "peer copies deliver in 0 of 2 directions, found earlier",
         "push is not used: a pair lies",
+        "nccl-shm was tried earlier in a process of its own",
         "sums over ranks go through: nccl-shm",
         "prompts' sums of 262144 numbers and more travel as bf16",
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,8 @@ class Trials:
 
 def test_a_verdict_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials(monkeypatch, RIGHT)
-    assert [nccl.verdict(LIBRARY, CARDS, True) for _ in range(3)] == [RIGHT] * 3
+    found = [nccl.verdict(LIBRARY, CARDS, True) for _ in range(3)]
+    assert found == [replace(RIGHT, when=when) for when in ("now", "earlier", "earlier")]
     assert trials.n == 1
 
 
@@ -111,18 +114,27 @@ def test_a_hang_is_kept_as_broken_until_there_is_more_patience(monkeypatch: pyte
     assert trials.n == 2
 
 
-@pytest.mark.parametrize("change", ["library", "cards", "peers", "driver", "settings"])
+@pytest.mark.parametrize("change", ["library", "cards", "peers", "driver", "boot", "settings"])
 def test_another_machine_or_setting_is_tried_anew(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = Trials(monkeypatch, RIGHT)
     nccl.verdict(LIBRARY, CARDS, True)
     library = Library(LIBRARY.path, 22800) if change == "library" else LIBRARY
     cards = {**CARDS, "0000:3a:00.0": "c" * 32} if change == "cards" else CARDS
-    if change == "driver":
-        monkeypatch.setattr(nccl, "driver_version", lambda: "999.1")
+    if change in ("driver", "boot"):
+        function = {"driver": "driver_version", "boot": "boot_id"}[change]
+        monkeypatch.setattr(nccl, function, lambda: "another")
     if change == "settings":
         os.environ["NCCL_ALGO"] = "Ring"
     nccl.verdict(library, cards, change != "peers")
     assert trials.n == 2
+
+
+def test_what_was_broken_is_tried_again_after_a_reboot_and_holds_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials(monkeypatch, Verdict("wrong sums", 1.0, 20.0))
+    for boot, n in (("first", 1), ("first", 1), ("second", 2), ("second", 2)):
+        monkeypatch.setattr(nccl, "boot_id", lambda boot=boot: boot)
+        assert nccl.verdict(LIBRARY, CARDS, True).problem == "wrong sums"
+        assert trials.n == n
 
 
 def test_logging_of_nccl_does_not_call_for_a_new_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,17 +154,23 @@ def test_force_repeats_a_trial_and_skip_makes_none(monkeypatch: pytest.MonkeyPat
     assert trials.n == 2
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("5", 5.0), ("0.5", 0.5)])
+@pytest.mark.parametrize(("text", "seconds"), [("", 20.0), ("5", 5.0), ("0.5", 0.5), ("0", nccl.NEVER_S)])
 def test_the_deadline_of_trials_can_be_set(text: str, seconds: float) -> None:
     os.environ["PYGGML_NCCL_TRIAL_S"] = text
     assert nccl.trial_deadline_s() == seconds
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e9", "soon"])
 def test_a_deadline_that_is_none_is_refused(text: str) -> None:
     os.environ["PYGGML_NCCL_TRIAL_S"] = text
-    with pytest.raises(DeviceError, match=f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds above 0"):
+    with pytest.raises(DeviceError, match=f"PYGGML_NCCL_TRIAL_S={text}; a number of seconds is needed, such as 20; 0 "):
         nccl.trial_deadline_s()
+
+
+def test_a_trial_without_a_deadline_ends_with_its_child() -> None:
+    script = "import time; time.sleep(0.3); print('{\"problem\": null}')"
+    verdict = watched(script, deadline_s=nccl.NEVER_S)
+    assert verdict.problem is None and not verdict.expired and verdict.seconds >= 0.3
 
 
 def test_retest_repeats_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +221,56 @@ def test_what_the_user_set_is_kept() -> None:
 
 
 def test_a_process_uses_nccl_in_one_way() -> None:
-    nccl.use_settings(peers=False)
-    nccl.use_settings(peers=False)
-    assert os.environ["NCCL_P2P_DISABLE"] == "1"
-    with pytest.raises(DeviceError, match="uses nccl-shm already; nccl needs a process of its own"):
-        nccl.use_settings(peers=True)
+    assert nccl.way_obstacle(True) is nccl.way_obstacle(False) is None
+    for _ in range(2):
+        assert nccl.start(False, lambda: os.environ["NCCL_P2P_DISABLE"]) == "1"
+    with pytest.raises(DeviceError, match="has started nccl-shm, .* nccl needs a process of its own: --transport "):
+        nccl.start(True, lambda: pytest.fail("started"))
+    assert nccl.way_obstacle(False) is None and nccl.way_obstacle(True)
+
+
+@pytest.mark.parametrize("said", [None, "0", "1"])
+def test_settings_are_in_the_environment_only_while_nccl_starts(said: str | None) -> None:
+    os.environ["NCCL_NVLS_ENABLE"] = "1"
+    if said is not None:
+        os.environ["NCCL_P2P_DISABLE"] = said
+    before = dict(os.environ)
+    assert nccl.start(False, lambda: dict(os.environ)) == {
+        **before, "NCCL_P2P_DISABLE": "1", "NCCL_RUNTIME_CONNECT": "0"
+    }  # fmt: skip
+    assert dict(os.environ) == before
+    with pytest.raises(ZeroDivisionError):
+        nccl.start(False, lambda: 1 // 0)
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_other_way_left"),
+    [
+        ("libnccl.so.2: cannot open shared object file", True),
+        ("NCCL did not start in 20 s", False),
+        ("NCCL did not start: unhandled cuda error", False),
+    ],
+)
+def test_nccl_that_was_not_yet_started_leaves_the_other_way(reason: str, is_other_way_left: bool) -> None:
+    def fail() -> None:
+        raise DeviceError(reason)
+
+    with pytest.raises(DeviceError, match=reason):
+        nccl.start(True, fail)
+    assert (nccl.way_obstacle(False) is None) is is_other_way_left
+    nccl.start(True, lambda: None)
+    with pytest.raises(DeviceError, match=reason):
+        nccl.start(True, fail)
+    assert nccl.way_obstacle(False)  # which an early failure afterwards does not undo
+
+
+def test_the_native_module_says_so_where_nccl_may_have_read_its_settings() -> None:
+    source = (Path(__file__).parent.parent / "pyggml" / "native" / "cuda" / "nccl.cu").read_text()
+    start = source[source.index("bool nccl_transport::start") : source.index("void nccl_transport::abort")]
+    said = re.findall(r'why\.say\("([^"]*)', start)
+    assert "init_all(" in start and len(said) == 2
+    assert all(words.startswith(nccl.STARTED_AND_FAILED) for words in said)
 
 
 # The library

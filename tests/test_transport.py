@@ -6,13 +6,17 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import pyggml as gg
+from pyggml import peers
 from pyggml.cuda_links import attach
 from pyggml.errors import DeviceError
 from pyggml.peers import prove_pairs
@@ -22,6 +26,7 @@ from pyggml.transport import (
     TIMED_ELEMENTS,
     Span,
     TransportReport,
+    are_ranks_serial,
     choose,
     clear_peer_environment,
     forced_name,
@@ -35,7 +40,10 @@ SPEED = {"push": 1e-6, "nccl": 2e-6, "push-shm": 4e-6, "nccl-shm": 5e-6, "host":
 
 
 class FakeLinks:
-    """Ranks in memory. `faults` replaces the copies of some directions, the other arguments what tests answer."""
+    """Ranks in memory. `faults` replaces the copies of some directions, the other arguments what tests answer.
+
+    As in a process, NCCL that was started with peers, whatever came of it, cannot be used without, nor the other way.
+    """
 
     def __init__(
         self,
@@ -59,9 +67,16 @@ class FakeLinks:
         self.kept: dict[tuple[int, int], list[str]] = {}
         self.n_copies = 0
         self.tried: list[str] = []
+        self.trial_times: dict[str, str] = {}
+        self.started: str | None = None
 
     def obstacle(self, name: str) -> str | None:
+        if name.startswith("nccl") and self.started not in (None, name):
+            return f"this process has started {self.started}"
         return self.obstacles.get(name)
+
+    def copy_obstacle(self) -> str | None:
+        return self.obstacles.get("copies")
 
     def enable_peer(self, source: int, target: int) -> str | None:
         if sum(s == source for s, _ in self.enabled) >= self.max_peers:
@@ -85,9 +100,12 @@ class FakeLinks:
 
     def try_out(self, name: str) -> str | None:
         self.tried.append(name)
+        self.trial_times[name] = "earlier"
         return self.trials.get(name)
 
     def open(self, name: str) -> None:
+        if name.startswith("nccl"):
+            self.started = name
         if name in self.unopened:
             raise DeviceError(self.unopened[name])
 
@@ -146,6 +164,46 @@ def test_a_lying_pair_is_closed_in_both_directions_and_no_other_is(fault: Copy) 
     assert links.enabled == {(0, 2), (2, 0), (1, 2), (2, 1)}
 
 
+def test_the_first_bad_direction_ends_a_pairs_proof() -> None:
+    links = FakeLinks(faults={(0, 1): leave_target, (1, 0): never_return})
+    problems = [p.problem for p in prove_pairs(links, PROOF_S)]
+    assert links.n_copies == 1 and problems[1] == "closed, since the other direction failed"
+    assert links.kept[0, 1] == [problems[0], ""]
+
+
+def test_cards_of_which_no_copy_returns_cost_a_few_deadlines() -> None:
+    links = FakeLinks(8, faults={(a, b): never_return for a in range(8) for b in range(8) if a != b})
+    start = time.monotonic()
+    proofs = prove_pairs(links, PROOF_S)
+    assert time.monotonic() - start < 8 * PROOF_S
+    assert len(proofs) == 56 and all(proof.is_lying for proof in proofs) and not links.enabled
+    assert links.n_copies == 28  # each pair had its chance
+
+
+def test_copies_have_less_time_after_some_that_hung_and_good_pairs_pass_then_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, given = [0.0], []
+
+    def wait(work: Callable[[], bytes], deadline_s: float) -> bytes:
+        given.append(deadline_s)
+        try:
+            return work()
+        except TimeoutError as error:
+            now[0] += deadline_s
+            raise DeviceError("no end") from error
+
+    def hang(sent: bytes, by_kernel: bool) -> bytes:
+        raise TimeoutError
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(peers, "_bounded", wait)
+    proofs = prove_pairs(FakeLinks(5, faults={(0, i): hang for i in range(1, 5)}), 10.0)
+    assert given[:5] == [10, 10, 0.5, 0.5, 0.5] and now[0] == 21
+    good = {(a, b) for a in range(1, 5) for b in range(1, 5) if a != b}
+    assert {(p.source, p.target) for p in proofs if p.passed} == good
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize(("has_push", "used"), [(True, "push-shm"), (False, "nccl-shm")])
 def test_where_every_pair_lies_what_needs_no_peers_stays(fault: Copy, has_push: bool, used: str) -> None:
@@ -179,6 +237,36 @@ def test_pairs_are_closed_after_their_proof_where_push_cannot_use_them() -> None
     assert not links.enabled and all(pair.passed for pair in report.pairs) and len(report.pairs) == 90
 
 
+NO_NCCL = {"push": "10 ranks", "push-shm": "10 ranks", "nccl": "not installed", "nccl-shm": "not installed"}
+
+
+def test_pairs_are_proven_for_messages_where_no_transport_needs_them() -> None:
+    links = FakeLinks(10, faults={(3, 4): drop_tail}, obstacles=NO_NCCL)
+    report = choose(links, proof_s=PROOF_S)
+    assert report.name_for(1) == "host"
+    assert {(p.source, p.target) for p in report.pairs if not report.can_copy(p.source, p.target)} == {(3, 4), (4, 3)}
+    assert len(report.pairs) == 90
+    # Each card has the next one open, far below CUDA's 8.
+    steps = {(i, i + 1) for i in range(9) if i != 3}
+    assert links.enabled == steps | {(b, a) for a, b in steps}
+
+
+@pytest.mark.parametrize(
+    ("obstacles", "options"),
+    [
+        ({**NO_NCCL, "copies": "rank 0 is on cpu"}, {}),
+        (NO_NCCL, {"peers": False}),
+        (NO_NCCL, {"forced": "host"}),
+        ({}, {"forced": "push-shm"}),
+    ],
+)
+def test_no_pair_is_touched_where_copies_cannot_be_or_are_not_wanted(
+    obstacles: dict[str, str], options: dict[str, Any]
+) -> None:
+    links = FakeLinks(10, obstacles=obstacles)
+    assert choose(links, proof_s=PROOF_S, **options).pairs == [] and links.n_copies == 0
+
+
 def test_healthy_links_use_the_fastest_and_skip_second_choices() -> None:
     links = FakeLinks()
     report = choose(links, proof_s=PROOF_S)
@@ -207,6 +295,14 @@ def test_nccl_whose_trial_hangs_is_tried_without_peers() -> None:
     assert links.tried == ["nccl", "nccl-shm"] and report.row("nccl-shm").passed
 
 
+def test_nccl_that_fails_after_it_was_started_leaves_no_other_nccl() -> None:
+    links = FakeLinks(9, unopened={"nccl": "wrong sums"}, obstacles={"push": "9 ranks", "push-shm": "9 ranks"})
+    report = choose(links, proof_s=PROOF_S)
+    assert report.row("nccl").reason == "wrong sums" and report.name_for(1) == "host"
+    assert report.row("nccl-shm").reason == "this process has started nccl"
+    assert links.tried == ["nccl"]  # no trial of what could not be used
+
+
 def test_a_timing_that_fails_rejects_the_transport() -> None:
     class Failing(FakeLinks):
         def seconds(self, name: str, n_elements: int) -> float:
@@ -227,7 +323,7 @@ def test_without_peers_no_pair_is_touched() -> None:
 
 
 def test_host_alone_is_timed_only_on_request() -> None:
-    obstacles = dict.fromkeys(NAMES[:4], "rank 0 is on cpu")
+    obstacles = dict.fromkeys((*NAMES[:4], "copies"), "rank 0 is on cpu")
     assert choose(FakeLinks(obstacles=obstacles)).row("host").seconds == {}
     timed = choose(FakeLinks(obstacles=obstacles), time_all=True).row("host")
     assert tuple(timed.seconds) == TIMED_ELEMENTS
@@ -341,6 +437,45 @@ def test_peers_off_unsets_ggmls_variable_and_nothing_sets_it(
             os.environ[name] = value
     assert clear_peer_environment(peers) == may_reach
     assert os.environ.get("GGML_CUDA_P2P") == left
+
+
+def test_ggmls_off_still_counts_when_its_modules_were_loaded() -> None:
+    # Loading takes the variable away, since ggml would take it for "on".
+    script = (
+        "import os, pyggml as gg\n"
+        "from pyggml.transport import clear_peer_environment\n"
+        "gg.devices()\n"
+        "print('GGML_CUDA_P2P' in os.environ, clear_peer_environment(True))"
+    )
+    for said, answer in (("0", "False False"), ("1", "True True")):
+        env = {**os.environ, "GGML_CUDA_P2P": said}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == answer
+
+
+@pytest.mark.parametrize(("name", "is_on"), [("PYGGML_P2P", clear_peer_environment), ("PYGGML_PARALLEL_RANKS", None)])
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("", True), ("1", True), ("on", True), ("TRUE", True), (" yes ", True),
+        ("0", False), ("Off", False), ("false", False), ("no", False),
+        ("maybe", None), ("none", None), ("2", None),
+    ],
+)  # fmt: skip
+def test_a_switch_is_on_or_off_or_refused(
+    name: str, is_on: Callable[[bool], bool] | None, word: str, meaning: bool | None
+) -> None:
+    os.environ.pop("GGML_CUDA_P2P", None)
+    os.environ[name] = word
+
+    def found() -> bool:
+        return is_on(True) if is_on else not are_ranks_serial()
+
+    if meaning is not None:
+        assert found() is meaning
+        return
+    with pytest.raises(DeviceError, match=f"{name}={word}; one of 0, off, no, false, 1, on, yes, true is needed"):
+        found()
 
 
 # Groups

@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "PYGGML_RETEST": "`1`: peer copies and NCCL are tested anew, whatever earlier tests found",
     "PYGGML_NCCL": "path of the NCCL library to use",
     "PYGGML_NCCL_TRIAL": "`force` tries NCCL at every start, `skip` trusts it; by default its last verdict counts",
-    "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20",
+    "PYGGML_NCCL_TRIAL_S": "seconds until a trial of NCCL counts as hanging, by default 20; `0`: never",
     "PYGGML_PARALLEL_RANKS": "`0`, for diagnosis: ranks compute one at a time",
     "PYGGML_CUDA_GRAPHS": "`0`: launches are not recorded, as `--no-cuda-graphs`",
     "PYGGML_FUSED": "`0`: CUDA cards compute with ggml's kernels alone; else ours where it pays, with `all` everywhere",
