@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import pyggml as gg
 from pyggml.engine import LLM, FinishReason, GenerationError, SamplingParams
+from pyggml.engine.load_options import LoadOptions
+from pyggml.engine.plan import Plan
 
 OPEN: dict[str, Any] = {"ctx": 256, "threads": 1}
 MODES: dict[str, dict[str, Any]] = {
@@ -92,3 +96,43 @@ def test_a_text_that_cannot_be_formed_ends_its_answer_only(llm: LLM) -> None:
     assert ended == []
     llm._intake.answer = begin  # type: ignore[method-assign]
     assert len(llm.generate([[3]], temperature=0, ignore_eos=True, max_tokens=10)[0].ids) == 10
+
+
+def test_stages_have_several_micro_batches_in_flight(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage works on one while the next one does on another: nobody waits for the last stage before it posts more."""
+    in_flight, most = [0], [0]
+    post, finish, wait = Plan.post, Plan.finish, gg.Group.wait
+
+    def posted(plan: Plan) -> None:
+        in_flight[0] += 1
+        most[0] = max(most[0], in_flight[0])
+        post(plan)
+
+    def finished(plan: Plan) -> None:
+        in_flight[0] = 0
+        finish(plan)
+
+    def waited(group: gg.Group, n_left: int = 0) -> None:
+        in_flight[0] = min(in_flight[0], n_left)
+        wait(group, n_left)
+
+    monkeypatch.setattr(Plan, "post", posted)
+    monkeypatch.setattr(Plan, "finish", finished)
+    monkeypatch.setattr(gg.Group, "wait", waited)
+    with LLM(tiny("llama"), **OPEN, **MODES["layer split 2"], batch=8, parallel=1) as llm:
+        llm.generate([[(7 * i) % 250 for i in range(200)]], temperature=0, max_tokens=1)
+    assert most[0] == 3, "two stages, and one that is filled meanwhile"
+
+
+def test_ranks_are_the_devices_in_the_order_of_the_list(tiny: Callable[..., Path]) -> None:
+    with LLM(tiny("llama", n_layer=3), **OPEN, device="cpu,cpu", layer_split=2, tensor_split="1,2") as llm:
+        assert [len(rank.layers) for rank in llm._loaded.ranks.ranks] == [1, 2]
+    given = [SimpleNamespace(name=name) for name in ("cuda:3", "cuda:1", "cuda:7", "cuda:1")]
+    named = {device.name: device for device in given}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gg, "device", lambda name: named[name])
+        for mode in ({"tp": 4}, {"layer_split": 4}):
+            devices = LoadOptions(device="cuda:3,cuda:1,cuda:7,cuda:1", **mode).devices()
+            assert [device.name for device in devices] == ["cuda:3", "cuda:1", "cuda:7", "cuda:1"]
