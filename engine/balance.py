@@ -30,7 +30,7 @@ class DeviceFacts:
     Without `looks_up` the token embedding stays on the host; with `maps_head` a head that is the
     embedding again takes no memory of its own. `free_bytes` are without the `reserved_bytes` that stay free.
     `layouts`: type, whether of experts, of how many rows a multiple a weight has that gets a layout of its own to be
-    multiplied by, and how much larger it becomes there.
+    multiplied by, and how much larger it becomes there. `card` is its PCI address, where it has one.
     Units: bytes, bytes a second, floating-point operations a second, seconds.
     """
 
@@ -46,6 +46,12 @@ class DeviceFacts:
     reserved_bytes: int = 0
     has_flash_attention: bool = True
     layouts: tuple[tuple[str, bool, int, float], ...] = ()
+    card: str = ""
+
+    @property
+    def memory(self) -> str:
+        """Whose memory it is: a card may be a device of several backends."""
+        return self.card or self.name
 
     def grown(self, n_bytes: int, n_rows: int, kind: str, *, experts: bool) -> int:
         """What so many bytes of a weight take here beyond that."""
@@ -99,9 +105,9 @@ def checked_shares(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def memory_each(devices: Sequence[DeviceFacts]) -> list[int]:
-    """Free memory of each rank: ranks on one device divide it."""
-    times = Counter(d.name for d in devices)
-    return [max(0, d.free_bytes // times[d.name]) for d in devices]
+    """Free memory of each rank: ranks on one device or card divide it."""
+    times = Counter(d.memory for d in devices)
+    return [max(0, d.free_bytes // times[d.memory]) for d in devices]
 
 
 def default_shares(devices: Sequence[DeviceFacts], *, cut_bytes: int = 0, whole_bytes: int = 0) -> Shares:

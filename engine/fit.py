@@ -37,14 +37,19 @@ class Fit:
 
 
 def fit(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: int) -> Fit:
-    """What a context of n_ctx needs of each device."""
+    """What a context of n_ctx needs of each device; of several on one card the first stands for all."""
+    names: dict[str, str] = {}
     needed: dict[str, int] = {}
+    free: dict[str, int] = {}
+    reserved: dict[str, int] = {}
     for demand in demands:
+        device = demand.device
+        name = names.setdefault(device.memory, device.name)
         n_bytes = demand.weights_bytes + demand.results_bytes(n_ctx) + demand.cache_bytes(model.hp, cache, n_ctx)
-        needed[demand.device.name] = needed.get(demand.device.name, 0) + n_bytes
-    devices = {demand.device.name: demand.device for demand in demands}
-    free = {name: device.free_bytes for name, device in devices.items()}
-    return Fit(n_ctx, needed, free, {name: device.reserved_bytes for name, device in devices.items()})
+        needed[name] = needed.get(name, 0) + n_bytes
+        free[name] = min(device.free_bytes, free.get(name, device.free_bytes))
+        reserved[name] = max(device.reserved_bytes, reserved.get(name, 0))
+    return Fit(n_ctx, needed, free, reserved)
 
 
 def placements(model: ModelFacts, demands: Sequence[Demand], cache: CacheFacts, n_ctx: int) -> Placements:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
-from paper_models import GIB
+from paper_models import CACHE, GIB, facts, gpus, llama_8b
 
-from pyggml.engine.balance import DeviceFacts, deal, default_shares, layer_split, parse_shares
+import pyggml as gg
+from pyggml.engine.balance import DeviceFacts, deal, default_shares, layer_split, memory_each, parse_shares
 from pyggml.engine.errors import ConfigError
+from pyggml.engine.fit import fit
+from pyggml.engine.remedies import cut_demands
 
 
 def gpu(
@@ -197,3 +201,16 @@ def test_splits_that_cannot_be_are_refused(
     with pytest.raises(ConfigError) as refused:
         layer_split([1] * n_layer, 0, 0, 0, [100] * n_devices, counts)
     assert str(refused.value) == message
+
+
+def test_devices_of_one_card_share_its_memory() -> None:
+    """cuda:0 and vulkan:0 may be the same card, which then has to hold both ranks."""
+    card = "0000:01:00.0"
+    cuda, vulkan, other = (replace(d, free_bytes=10 * GIB) for d in gpus(3))
+    both = [replace(cuda, card=card), replace(vulkan, name="vulkan:0", card=card), replace(other, card="0000:02:00.0")]
+    assert memory_each(both) == [5 * GIB, 5 * GIB, 10 * GIB]
+    model = facts(llama_8b(), gg.dtype("q8_0"))
+    found = fit(model, cut_demands(model, both), CACHE, 512)
+    assert found.free == {"cuda:0": 10 * GIB, "cuda:2": 10 * GIB}
+    assert found.needed["cuda:0"] > 1.9 * found.needed["cuda:2"]
+    assert found.tightest == "cuda:0"
