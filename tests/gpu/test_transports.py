@@ -253,3 +253,21 @@ def test_emulated_lies_on_real_cards_leave_nccl_without_peers_or_host(group: gg.
 
     report = choose(Lying(group.backends, lambda n: 1.0))
     assert not report.row("push").passed and not report.row("nccl").passed and not report.can_copy(0, 1)
+
+
+@pytest.mark.parametrize("name", ["push", "nccl"])
+def test_two_ranks_record_at_once_a_thousand_times(name: str) -> None:
+    """Each on its own thread; recording must not see, or disturb, what the other rank does meanwhile."""
+
+    def build(g: gg.RankGraph, rank: int) -> None:
+        x = g.input("x", (4096,))
+        for _ in range(4):
+            x = g.all_reduce(x * 0.5)
+        g.output("y", x)
+
+    with gg.Group(CARDS[:2], transport=name) as group, group.compile(build) as graphs:
+        for n in range(1000):
+            for graph in graphs.graphs:
+                graph.check_fresh().forget_recorded()
+            assert (graphs.run(x=np.full(4096, n, np.float32))["y"] == n).all()
+            assert {graph.replay[0] for graph in graphs.graphs} == {"recorded" if n else "waiting"}
