@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .balance import DeviceFacts, layer_split, memory_each, parse_shares
-from .cuts import TensorPlan, tp_cuts
+from .balance import DeviceFacts, deal, layer_split, memory_each, parse_shares
+from .cuts import TensorPlan, tp_cuts, valid_degrees
 from .demand import (
     CacheFacts,
     Demand,
@@ -223,9 +223,9 @@ def _split(
     model: ModelFacts, options: LoadOptions, devices: Sequence[DeviceFacts], compute_bytes: int, n_ctx: int
 ) -> Deal:
     if model.hp.split_obstacle:
-        n = len(devices)
+        n, arch = len(devices), model.hp.arch
         raise ConfigError(
-            f"layer-split = {n}: {model.hp.split_obstacle} in this model; --tp {n} cuts inside layers"
+            f"layer-split = {n} for {arch}: {model.hp.split_obstacle} in this model; {_degrees(model, n)}"
         )
     if options.tensor_split is None:
         demands = split_demands(model, devices, cache_facts(options, model.hp), n_ctx, compute_bytes)
@@ -233,7 +233,7 @@ def _split(
         reason = "layers dealt so that every device is filled alike"
         reason += f"; {devices[-1].name} takes those that the others cannot" if is_mixed else ""
     else:
-        counts = _counts(options.tensor_split)
+        counts = _counts(options.tensor_split, model.hp.n_layer, len(devices))
         sizes, first, last = layer_sizes(model)
         spans = layer_split(sizes, first, last, 0, [d.free_bytes for d in devices], counts)
         demands = layer_demands(model, spans, devices, compute_bytes)
@@ -241,10 +241,25 @@ def _split(
     return Deal(Mode.LAYER, demands, (reason,), ranks=tuple(range(len(demands))))
 
 
-def _counts(text: str) -> list[int]:
+def _degrees(model: ModelFacts, n: int) -> str:
+    """What --tp does for a model whose layers cannot be split over n devices: the same n, or others that work."""
+    works = [d.n_ranks for d in valid_degrees(model.hp, model.rows, model.types) if d.n_ranks > 1 and not d.obstacle]
+    if n in works:
+        return f"--tp {n} cuts inside layers"
+    return f"this file works with --tp {', '.join(map(str, works))}" if works else "this file works on one device"
+
+
+def _counts(text: str, n_layer: int, n_devices: int) -> list[int]:
     try:
-        return [int(part) for part in text.replace("/", ",").split(",")]
+        counts = [int(part) for part in text.replace("/", ",").split(",")]
     except ValueError:
         raise ConfigError(
             f"tensor-split = {text!r}; with --layer-split it is whole numbers of layers"
         ) from None
+    if len(counts) == n_devices and min(counts) >= 0 and sum(counts) not in (0, n_layer):
+        shown, dealt = (",".join(map(str, numbers)) for numbers in (counts, deal(n_layer, counts)))
+        raise ConfigError(
+            f"layer counts {shown}; counts of 0 or more that sum to {n_layer} layers are needed; "
+            f"as a ratio that is {dealt}"
+        )
+    return counts

@@ -1,8 +1,8 @@
 """Tensor parallelism on paper: which rows and columns of every weight each rank gets.
 
 Reads the family's table and the element types in the file; touches no tensor. Cuts fall on the
-blocks of every tensor that they pass through. Partial results are summed over all ranks twice a
-layer; what is added after such a sum (biases of attn_output and ffn_down) lies on one rank only.
+blocks of every tensor that they pass through. Partial results are summed over all ranks, twice
+in most layers; what is added after such a sum (biases of attn_output and ffn_down) lies on one rank only.
 """
 
 from __future__ import annotations
@@ -56,17 +56,22 @@ class TensorPlan:
     """A model cut over ranks.
 
     `ffn` has the columns of each feed-forward that is cut inside, by what its tensors' names share
-    ("blk.0.ffn", "blk.0.ffn_exps"). `n_reduces` counts the sums over all ranks in one pass. The
-    bytes count each rank's cut and uncut weights.
+    ("blk.0.ffn", "blk.0.ffn_exps"). `sum_widths` has, for each sum over all ranks in one pass, how many numbers
+    of a token it sums. The bytes count each rank's cut and uncut weights.
     """
 
     ranks: tuple[RankCut, ...]
     ffn: Mapping[str, tuple[Span, ...]]
     slices: Mapping[str, Slices]
-    n_reduces: int
+    sum_widths: tuple[int, ...]
     cut_bytes: tuple[int, ...]
     whole_bytes: tuple[int, ...]
     notes: tuple[str, ...]
+
+    @property
+    def n_reduces(self) -> int:
+        """The sums over all ranks in one pass."""
+        return len(self.sum_widths)
 
     def slice_of(self, name: str, rank: int) -> Slice | None:
         """The rank's part of a weight, None where it has none."""
@@ -127,10 +132,11 @@ def tp_cuts(
         raise ConfigError(
             f"tensor-split = {shown}: {obstacle}; a larger share works, and 0 leaves the rank out"
         )
-    works = [
-        str(d.n_ranks) for d in valid_degrees(hp, rows, types, expert_split=expert_split) if not d.obstacle
-    ]
-    raise ConfigError(f"tp = {len(shares)}: {obstacle}; this file works with tp {', '.join(works)}")
+    degrees = valid_degrees(hp, rows, types, expert_split=expert_split)
+    works = ", ".join(str(d.n_ranks) for d in degrees if not d.obstacle)
+    n_split = 1 if hp.split_obstacle else min(len(shares), hp.n_layer)
+    works += f", or with --layer-split {n_split}" if n_split > 1 else ""
+    raise ConfigError(f"tp = {len(shares)} for {hp.arch}: {obstacle}; this file works with tp {works}")
 
 
 def valid_degrees(
@@ -182,9 +188,17 @@ def _cut(
         for r, part in enumerate(slices[row.name]):
             if part is not None:
                 (whole_bytes if part is WHOLE else cut_bytes)[r] += part.n_bytes(row.shape, types[row.name])
-    n_sums = 3 if hp.has_wide_qk_norm else 2
-    n_reduces = n_sums * hp.n_layer if sum(share > 0 for share in shares) > 1 else 0
-    return TensorPlan(ranks, ffn, slices, n_reduces, tuple(cut_bytes), tuple(whole_bytes), _notes(hp, ranks))
+    sum_widths = _sum_widths(hp, present) if sum(share > 0 for share in shares) > 1 else ()
+    blocks = {_feed_forward(row.name): types[row.name].block_size for row in present if row.cut is Cut.IN}
+    notes = _notes(hp, ranks, ffn, blocks)
+    return TensorPlan(ranks, ffn, slices, sum_widths, tuple(cut_bytes), tuple(whole_bytes), notes)
+
+
+def _sum_widths(hp: HParams, rows: Iterable[Weight]) -> tuple[int, ...]:
+    """Numbers of a token in each sum of a pass: a shared expert's part goes with the others', wide norms add a pair."""
+    ends = (Cut.HEADS_IN, Cut.IN)
+    n_whole = sum(row.cut in ends and not row.name.endswith("_shexp.weight") for row in rows)
+    return (hp.n_embd,) * n_whole + ((2,) * hp.n_layer if hp.has_wide_qk_norm else ())
 
 
 def _head_unit(hp: HParams, rows: Iterable[Weight], types: Mapping[str, ElementType]) -> int:
@@ -267,7 +281,13 @@ class _Cutter:
         return tuple(slice_of_spans(axis, dim, of_rank) for of_rank in spans)
 
 
-def _notes(hp: HParams, ranks: Sequence[RankCut]) -> tuple[str, ...]:
+# A rank with so much more than its share of each expert makes the others wait for long enough to be worth a line.
+_UNEVEN = 1.1
+
+
+def _notes(
+    hp: HParams, ranks: Sequence[RankCut], ffn: Mapping[str, tuple[Span, ...]], blocks: Mapping[str, int]
+) -> tuple[str, ...]:
     """What is worth telling about a plan."""
     notes = []
     held = sum(rank.n_head_kv for rank in ranks)
@@ -279,4 +299,13 @@ def _notes(hp: HParams, ranks: Sequence[RankCut]) -> tuple[str, ...]:
     without = [str(r) for r, rank in enumerate(ranks) if rank.share > 0 and rank.n_head == 0]
     if without:
         notes.append(f"ranks without attention heads: {', '.join(without)}")
+    shares = [rank.share / sum(rank.share for rank in ranks) for rank in ranks]
+    cuts = {(spans, blocks[name]) for name, spans in ffn.items() if name.endswith("_exps") and blocks[name] > 1}
+    for spans, block in sorted(cuts):
+        n, widths = spans[-1][1], [stop - start for start, stop in spans]
+        if any(width > _UNEVEN * n * share for width, share in zip(widths, shares)):
+            shown = ",".join(map(str, widths))
+            notes.append(
+                f"each expert's {n} columns are cut {shown}, in whole blocks of {block}; compare --expert-split experts"
+            )
     return tuple(notes)

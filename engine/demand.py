@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyggml as gg
 
@@ -63,7 +63,8 @@ class Demand:
     `cut_bytes` are weights of which it has a part, `whole_bytes` those it has entirely, `layout_bytes` what
     faster layouts of both take beyond that; `read_bytes` of both are read for each token. `n_used` counts
     the weights' elements that each token of a prompt is multiplied with, the head's aside. `compute_bytes`
-    is memory for results, to which `mask_bytes` come for each position of the context.
+    is memory for results, to which `mask_bytes` come for each position of the context. `sum_widths` are a
+    tensor-parallel plan's.
     """
 
     device: DeviceFacts
@@ -77,6 +78,7 @@ class Demand:
     compute_bytes: int
     mask_bytes: int = 0
     layout_bytes: int = 0
+    sum_widths: tuple[int, ...] = ()
 
     @property
     def weights_bytes(self) -> int:
@@ -133,7 +135,7 @@ def tensor_demands(
     def of_rank(r: int) -> Demand:
         rank = plan.ranks[r]
         every = (0, model.hp.n_layer)
-        return _demand(
+        demand = _demand(
             model,
             devices[r],
             every,
@@ -142,6 +144,7 @@ def tensor_demands(
             rank.heads,
             rank.n_head_kv,
         )
+        return replace(demand, sum_widths=plan.sum_widths)
 
     return tuple(of_rank(r) for r, rank in enumerate(plan.ranks) if rank.share > 0)
 
@@ -226,5 +229,5 @@ def _demand(
 
 def _grown(device: DeviceFacts, row: Weight, shape: Sequence[int], kind: ElementType, n_bytes: int) -> int:
     experts = row.use is Use.MUL_MAT_ID
-    has_layout = experts or (row.use is Use.MUL_MAT and math.prod(shape[:-2]) == 1)
+    has_layout = experts or (row.use is Use.MUL_MAT and len(shape) == 2)
     return device.grown(n_bytes, shape[-2], str(kind), experts=experts) if has_layout else 0

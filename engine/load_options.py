@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,14 @@ _TEXTS = {
     "fit": "auto", "transport": "host", "reduce_dtype": "bf16",
 }  # fmt: skip
 _CAN_BE_NONE = ("batch", "threads", "tp", "layer_split", "ctx", "device", "tensor_split", "fit", "transport")
+
+
+def _visible(n: int) -> str:
+    """The setting that lets this process see fewer than n CUDA cards, where it does."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or len([part for part in listed.split(",") if part.strip()]) >= n:
+        return ""
+    return f" with CUDA_VISIBLE_DEVICES={listed!r}"
 
 
 def _long(name: str) -> str:
@@ -95,10 +104,16 @@ class LoadOptions:
             raise ConfigError(
                 f"--tensor-split {self.tensor_split} needs --tp or --layer-split with 2 or more devices"
             )
-        if self.expert_split != "inside" and self.tp is None:
-            raise ConfigError(f"--expert-split {self.expert_split} needs --tp, which cuts layers over devices")
-        if self.reduce_dtype != "f32" and self.tp is None:
-            raise ConfigError(f"--reduce-dtype {self.reduce_dtype} needs --tp, whose ranks sum; nothing else does")
+        n_cut = self.tp or 1
+        if self.expert_split != "inside" and n_cut == 1:
+            raise ConfigError(
+                f"--expert-split {self.expert_split} needs --tp with 2 or more devices, which cuts layers over them"
+            )
+        if self.reduce_dtype != "f32" and n_cut == 1:
+            raise ConfigError(
+                f"--reduce-dtype {self.reduce_dtype} needs --tp with 2 or more devices, whose ranks sum; "
+                "nothing else does"
+            )
 
     @property
     def planned_batch(self) -> int:
@@ -156,9 +171,10 @@ class LoadOptions:
         cards = gg.discrete_gpus()
         if len(cards) < n:
             names = ", ".join(d.name for d in cards) or "none"
+            works = f"--{option} {len(cards)} works, or list" if len(cards) > 1 else "list"
             raise ConfigError(
-                f"--{option} {n} needs {n} GPUs and this machine shows {len(cards)} ({names}); list devices, which may "
-                f"come more than once, as in --device {','.join(['cpu'] * n)}"
+                f"--{option} {n} needs {n} GPUs and this machine shows {len(cards)} ({names}){_visible(n)}; {works} "
+                f"devices, which may come more than once, as in --device {','.join(['cpu'] * n)}"
             )
         return cards[:n]
 

@@ -1,7 +1,7 @@
 """How fast each mode would be, from measured bandwidths, compute rates and link times.
 
 A token of one request, on a rank: (weights read + cache read) / bandwidth + n_layer * layer_s.
-Tensor parallel: the slowest rank, and 2 * n_layer sums of n_embd numbers over all ranks.
+Tensor parallel: the slowest rank, and the plan's sums over all ranks.
 Layer split: the devices one after the other, and a copy of n_embd numbers between each two.
 A prompt in chunks, on a rank: 2 operations for each weight and token and 4 for each head element and
 pair of positions, by the compute rate, but not below one reading of the weights a chunk; sums and
@@ -11,6 +11,7 @@ Pure arithmetic: what was not measured gives None.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -155,10 +156,10 @@ def _first_token_s(
 
 def _together(mode: Mode, parts: Sequence[float | None]) -> float | None:
     """Ranks at the same time or one after the other."""
+    if mode is Mode.LAYER:
+        return _added(parts)
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    return sum(known) if mode is Mode.LAYER else max(known)
+    return max(known) if len(known) == len(parts) else None
 
 
 def _link_s(
@@ -167,14 +168,25 @@ def _link_s(
     """Time on links in one pass over n_tokens."""
     if len(demands) == 1:
         return 0.0
-    n_elements = hp.n_embd * n_tokens
-    n_bytes = _F32_BYTES * n_elements
     if mode is Mode.TENSOR:
-        n_bytes = n_elements * gg.dtype(gg.reduce_dtype_for(n_elements, work.reduce_dtype)).type_size
-        each, n = seconds_at(links.reduce, n_bytes), 2 * hp.n_layer
-    else:
-        each, n = seconds_at(links.copy, n_bytes), len(demands) - 1
+        of_width = Counter(demands[0].sum_widths)
+        parts = [_times(n, _sum_s(links, work, width * n_tokens)) for width, n in of_width.items()]
+        return _added(parts)
+    return _times(len(demands) - 1, seconds_at(links.copy, _F32_BYTES * hp.n_embd * n_tokens))
+
+
+def _sum_s(links: LinkTimes, work: Work, n_elements: int) -> float | None:
+    kind = gg.dtype(gg.reduce_dtype_for(n_elements, work.reduce_dtype))
+    return seconds_at(links.reduce, n_elements * kind.type_size)
+
+
+def _times(n: int, each: float | None) -> float | None:
     return None if each is None else n * each
+
+
+def _added(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _plus(a: float | None, b: float | None) -> float | None:

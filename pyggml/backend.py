@@ -87,12 +87,12 @@ class Backend(Closable):
     def weight_buffer_type(self, shape: Sequence[int], kind: DType, *, experts: bool = False) -> Any:
         """The fastest buffer type for a weight that is only multiplied by.
 
-        Matrices that lie one behind the other and are no experts get the plain one: what they multiply is seldom
-        contiguous, which faster layouts (AMX) do not take.
+        Matrices that lie one behind the other and are no experts, also where there is but one of them, get the plain
+        one: what they multiply is seldom contiguous, which faster layouts (AMX) do not take.
         Raises DeviceError when the device cannot multiply by this type at all.
         """
-        is_one = experts or math.prod(shape[:-2]) == 1
-        types = self.buffer_types() if is_one else self.buffer_types()[-1:]
+        has_layout = experts or len(shape) == 2
+        types = self.buffer_types() if has_layout else self.buffer_types()[-1:]
         at = self.first_that_multiplies(types, shape, kind, experts=experts)
         if at < 0:
             raise DeviceError(

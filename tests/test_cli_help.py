@@ -98,6 +98,7 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_has_every_variable_that_the_packages_read() -> None:
     root = Path(__file__).parent.parent
     sources = [path for package in ("pyggml", "engine", "server") for path in (root / package).rglob("*.py")]
-    read = {name for path in sources for name in re.findall(r"environ\b[^\n]*?(PYGGML_[A-Z_0-9]+)", path.read_text())}
+    reading = re.compile(r"\b(?:environ|is_on)\b[^\n]*?(PYGGML_[A-Z_0-9]+)")
+    read = {name for path in sources for name in reading.findall(path.read_text())}
     assert read and read <= set(ENVIRONMENT) | {option.environment for option in OPTIONS}
-    assert set(ENVIRONMENT) <= read | {"PYGGML_P2P"}  # which stands in a list
+    assert set(ENVIRONMENT) <= read

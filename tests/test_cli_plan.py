@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -163,6 +164,36 @@ def test_the_text_has_the_table_and_the_placement(
     assert sum(line[:2] == ["cpu", "0-1"] for line in lines) == 2
     assert "--tp can be (x how much the fullest rank has of an even part): 2 (x 1.00)" in text
     assert "1024" in next(line for line in lines if line[:4] == ["--device", "cpu,cpu", "--tp", "2"])
+
+
+def test_the_text_has_the_measured_links_of_modes_with_several_ranks(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = LinkTimes(((16384, 5e-6), (2**23, 61e-6)), ((16384, 7e-6), (2**23, 2**23 / 40e9)))
+    monkeypatch.setattr("pyggml.engine.outlook.link_times", lambda names, **_: links if names[1:] else LinkTimes())
+    lines = call(capsys, "plan", tiny("llama"), *TWO).out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("between ranks"))
+    words = " ".join(lines[head].split())
+    assert words == "between ranks sum of 16.0 KiB sum of 8.0 MiB copy of 16.0 KiB copies of 8.0 MiB"
+    shown = "5.0 us 61 us 7.0 us 40.0 GB/s".split()
+    assert [line.split() for line in lines[head + 1 : head + 4]] == [
+        ["--device", "cpu,cpu", "--tp", "2", *shown],
+        ["--device", "cpu,cpu", "--layer-split", "2", *shown],
+        [],
+    ]
+
+
+def test_links_are_told_where_they_were_measured(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*arguments: object) -> list[str]:
+        return call(capsys, "plan", tiny("llama"), *arguments).out.partition("between ranks")[2].splitlines()[1:3]
+
+    of_two = told("--device", "cpu,cpu,cpu,cpu", "--dp", 2, "--tp", 2)
+    assert [row.split(":")[0] for row in of_two] == ["replica 0", "replica 1"]
+    times = r"--tp 2" + r" +[\d.]+ (us|ms|s)" * (len(SUM_ELEMENTS) + 1) + r" +[\d.]+ GB/s$"
+    assert all(re.search(times, row) for row in of_two)
+    assert told(*TWO, "--tp", 2, "--no-measure") == told("--device", "cpu") == []
 
 
 # Ways on paper

@@ -205,12 +205,6 @@ def test_vocabulary_rows_add_up_to_the_vocabulary(n_vocab: int) -> None:
     assert plan.slices["token_embd.weight"] == (WHOLE, WHOLE)
 
 
-def test_two_sums_a_layer_and_none_on_one_rank() -> None:
-    hp = numbers(n_layer=5)
-    assert plan_of(hp, even(2)).n_reduces == 10
-    assert plan_of(hp, even(1)).n_reduces == plan_of(hp, (1, 0)).n_reduces == 0
-
-
 # Experts
 
 MOE = {"n_expert": 6, "n_expert_used": 2, "n_ff": 768}
@@ -228,6 +222,29 @@ def test_experts_are_dealt_whole() -> None:
     assert [rank.experts for rank in plan.ranks] == [(0, 2), (2, 4), (4, 5), (5, 6)]
     for name in ("gate", "up", "down"):
         assert plan.slice_of(f"blk.0.ffn_{name}_exps.weight", 2) == Slice(Axis.EXPERTS, 0, ((4, 5),))
+
+
+@pytest.mark.parametrize(
+    ("n_ff", "kind", "shares", "shown"),
+    [
+        (768, Q4_K, (1.0, 1.0), "768 columns are cut 512,256, in whole blocks of 256"),
+        (768, Q4_K, even(4), "768 columns are cut 256,256,256,0, in whole blocks of 256"),
+        (96, Q8_0, (1.0, 0.0, 1.0), "96 columns are cut 64,0,32, in whole blocks of 32"),
+        (768, Q4_K, even(3), ""),
+        (768, Q4_K, (2.0, 1.0), ""),
+        (768, Q4_K, (1.0, 0.0), ""),
+        (1408, Q8_0, even(4), ""),
+        (97, F16, even(16), ""),
+    ],
+)
+def test_experts_of_too_few_blocks_to_be_cut_evenly_are_told_with_their_widths(
+    n_ff: int, kind: Kind, shares: tuple[float, ...], shown: str
+) -> None:
+    hp = numbers(n_expert=6, n_expert_used=2, n_ff=n_ff, n_head=16, n_head_kv=16)
+    told = (f"each expert's {shown}; compare --expert-split experts",) if shown else ()
+    assert plan_of(hp, shares, ffn_down=kind).notes == told
+    assert plan_of(hp, shares, expert_split="experts", ffn_down=kind).notes == ()
+    assert plan_of(numbers(n_ff=n_ff, n_head=16, n_head_kv=16), shares, ffn_down=kind).notes == ()
 
 
 def test_a_wrong_expert_split_is_refused() -> None:
@@ -275,7 +292,8 @@ def test_a_degree_that_leaves_a_rank_idle_is_refused_with_those_that_work() -> N
     with pytest.raises(ConfigError) as refused:
         plan_of(numbers(n_head=4, n_head_kv=2, n_ff=512), even(8), Q4_K)
     assert str(refused.value) == (
-        "tp = 8: rank 2 would hold no heads and no feed-forward columns; this file works with tp 1, 2"
+        "tp = 8 for llama: rank 2 would hold no heads and no feed-forward columns; "
+        "this file works with tp 1, 2, or with --layer-split 2"
     )
 
 

@@ -11,9 +11,11 @@ import pytest
 from family_modes import F32, MODES, answered, from_reference, nmse, ranks_of
 from stored_logits import PROMPT, StoredCase, stored_cases
 from tiny import FAMILIES
-from tiny_families import RECIPES, weights_of, write_family
+from tiny_families import BASE, RECIPES, weights_of, write_family
 
 from pyggml.engine import LLM, ConfigError, ModelError, models, weights
+from pyggml.engine.cuts import tp_cuts
+from pyggml.engine.loading import model_facts
 
 CASES = [case for arch in RECIPES for case in stored_cases(arch)]
 # Shapes with many layers are there for numbers that go with them, and would take long over ranks.
@@ -26,14 +28,14 @@ SHAPES = [
 # GELU looks values up by float16, and many layers add up what is rounded: sums in another order show.
 ROUNDED = ("gemma", "gemma2", "gemma4", "starcoder2")
 REFUSED = {
-    ("olmo2", "", "tp 3"): "; this file works with tp 1, 2",
-    ("olmo2", "windows", "tp 3"): "; this file works with tp 1, 2",
-    ("minimax-m2", "", "tp 3"): "; this file works with tp 1, 2",
+    ("olmo2", "", "tp 3"): "tp = 3 for olmo2: K is normed .*; this file works with tp 1, 2, or with --layer-split 3$",
+    ("olmo2", "windows", "tp 3"): "; this file works with tp 1, 2, or with --layer-split 3$",
+    ("minimax-m2", "", "tp 3"): "tp = 3 for minimax-m2: .*; this file works with tp 1, 2, or with --layer-split 3$",
     (
         "gemma4",
         "small",
         "layer split 2",
-    ): "the embedding on the first device says of the token in this model; --tp 2",
+    ): "layer-split = 2 for gemma4: .* says of the token in this model; --tp 2 cuts inside layers$",
 }
 
 
@@ -72,6 +74,30 @@ def test_experts_dealt_whole_give_the_same(arch: str, tmp_path: Path) -> None:
     right, answers = answered(path)
     logits, ids = answered(path, 2, tp=2, expert_split="experts")
     assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize(("arch", "variant"), [("deepseek2", ""), ("deepseek2", "odd"), ("mistral4", "")])
+def test_a_rank_with_one_head_of_latent_attention_multiplies_by_quantised_weights(
+    arch: str, variant: str, tmp_path: Path
+) -> None:
+    path = write_family(tmp_path / "model.gguf", arch, quant="Q8_0", variant=variant)
+    right, answers = answered(path)
+    n_head = RECIPES[arch][variant].keys.get("attention.head_count", BASE["attention.head_count"])
+    logits, ids = answered(path, n_head, tp=n_head)
+    assert nmse(logits, right) <= 1e-10 and ids == answers
+
+
+@pytest.mark.parametrize(
+    ("arch", "variant"), [*((arch, "") for arch in RECIPES), ("gemma4", "experts"), ("gemma4", "small")]
+)
+def test_a_pass_makes_the_sums_of_the_plan(arch: str, variant: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / "model.gguf", arch, variant=variant)
+    with LLM(path, device="cpu,cpu", tp=2, threads=1, parallel=1, **F32) as llm:
+        facts = model_facts(llm.model)
+        plan = tp_cuts(facts.hp, facts.rows, facts.types, (1.0, 1.0))
+        before = llm.status().n_reduces
+        llm.score(PROMPT, logits=True)
+        assert llm.status().n_reduces - before == plan.n_reduces
 
 
 @pytest.mark.parametrize(("arch", "variant"), [*((arch, "") for arch in RECIPES), ("gemma4", "small")])

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paper_models import CPU, GIB, facts, gpus, llama_8b, numbers, total_bytes
+from paper_models import CPU, GIB, Q8_0, facts, gpus, llama_8b, numbers, total_bytes
 from planned_bytes import check_bytes
+from tiny_families import write_family
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
@@ -25,6 +26,7 @@ from pyggml.engine.loading import _graph_notes, _transport_notes
 from pyggml.engine.measuring import Speed, measured
 from pyggml.engine.prediction import Mode
 from pyggml.engine.slices import WHOLE
+from pyggml.engine.weight_table import Cut, Use, Weight
 from pyggml.peers import PairProof
 from pyggml.transport import Span, TransportReport, TransportRow
 
@@ -82,6 +84,20 @@ def test_each_ranks_bytes_are_those_of_the_plan(
     arch: str, options: dict[str, Any], where: dict[str, Any], tiny: Callable[..., Path]
 ) -> None:
     check_bytes(tiny(arch, **options), **SMALL, **where)
+
+
+def test_a_batch_of_one_matrix_takes_what_a_batch_of_several_does(tmp_path: Path) -> None:
+    """Ranks with one head of latent attention, really and on paper."""
+    path = write_family(tmp_path / "model.gguf", "deepseek2", quant="Q8_0")
+    check_bytes(path, **SMALL, device="cpu,cpu,cpu,cpu", tp=4)
+    model, cpus = facts(numbers()), [replace(CPU, layouts=((str(Q8_0), False, 1, 2.0),))] * 4
+    of_heads = Weight("blk.0.attn_k_b.weight", (4, 64, 32), Cut.HEADS, Use.MUL_MAT)
+    rows = [*model.rows, of_heads]
+    batched = replace(model, rows=rows, types={**model.types, of_heads.name: Q8_0})
+    plain, beside = (deal_model(m, LoadOptions(tp=4), cpus).demands for m in (model, batched))
+    assert plain[0].layout_bytes > 0
+    for one, other in zip(plain, beside, strict=True):
+        assert other.cut_bytes - one.cut_bytes == 64 * 34 and other.layout_bytes == one.layout_bytes
 
 
 @pytest.mark.parametrize(

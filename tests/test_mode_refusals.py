@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from cli_calls import Result, call
+from paper_models import Q4_K, even, facts, gpus, numbers, plan_of
 from refusals import is_listed
 
 import pyggml as gg
 from pyggml.engine import LLM, ConfigError
+from pyggml.engine.arrangement import deal_model
 from pyggml.engine.cli.options import OPTIONS
 from pyggml.engine.load_options import TRANSPORTS, LoadOptions
 from pyggml.transport import NAMES as BUILT
@@ -70,16 +72,19 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({**CPU2, "tp": 2, "tensor-split": "1e999,1"}, "tensor-split = inf,1", "shares must be 0 or more"),
     ({**CPU2, "layer-split": 2, "tensor-split": "1.5,0.5"}, "tensor-split = '1.5,0.5'", "whole numbers of layers"),
     ({**CPU2, "layer-split": 2, "tensor-split": "1"}, "layer counts 1 are for 1 devices", "the split has 2"),
-    ({**CPU2, "layer-split": 2, "tensor-split": "1,2"}, "layer counts 1,2", "that sum to 2 layers"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "1,2"}, "layer counts 1,2", "as a ratio that is 1,1"),
+    ({**CPU2, "layer-split": 2, "tensor-split": "3,1"}, "layer counts 3,1", "as a ratio that is 2,0"),
     ({**CPU2, "layer-split": 2, "tensor-split": "3,-1"}, "layer counts 3,-1", "0 or more that sum to 2"),
     # experts
-    ({"expert-split": "experts"}, "--expert-split experts", "needs --tp"),
+    ({"expert-split": "experts"}, "--expert-split experts", "needs --tp with 2 or more"),
+    ({"tp": 1, "expert-split": "experts"}, "--expert-split experts", "needs --tp with 2 or more devices"),
     ({**CPU2, "layer-split": 2, "expert-split": "experts"}, "--expert-split experts", "needs --tp"),
     ({**CPU2, "tp": 2, "expert-split": "experts"}, "the model has no experts", "'inside' is the default"),
     ({**CPU2, "tp": 2, "expert-split": "some"}, "is 'some'", "one of inside, experts is needed"),
     # what sums travel as
-    ({"reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp, whose ranks sum"),
-    ({**CPU2, "layer-split": 2, "reduce-dtype": "f16"}, "--reduce-dtype f16", "needs --tp, whose ranks sum"),
+    ({"reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp with 2 or more devices, whose ranks sum"),
+    ({"tp": 1, "reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp with 2 or more devices"),
+    ({**CPU2, "layer-split": 2, "reduce-dtype": "f16"}, "--reduce-dtype f16", "needs --tp with 2 or more devices"),
     ({**CPU2, "tp": 2, "reduce-dtype": "q8_0"}, "is 'q8_0'", "one of f32, bf16, f16 is needed"),
     # memory that stays free
     ({"reserve": "1,2"}, "reserve = 1,2 has 2 numbers of MiB", "there is 1 device for them (cpu)"),
@@ -237,6 +242,84 @@ def test_a_name_of_several_devices_is_refused_with_all_of_them(
         arguments += ["--config", tmp_path / "c.json"]
     works = "fits cuda:0 (NVIDIA H200 at 0000:00:00.0), cuda:1 (NVIDIA H200 at 0000:01:00.0); name one of them"
     check(call(capsys, *arguments), f"device '{name}'", works)
+
+
+@pytest.mark.parametrize(
+    ("options", "n_cards", "visible", "said"),
+    [
+        ({"tp": 9}, 8, None, "shows 8 ({names}); --tp 8 works, or list devices, which may come more than once"),
+        ({"layer_split": 3}, 2, "4,5", "2 ({names}) with CUDA_VISIBLE_DEVICES='4,5'; --layer-split 2 works, or list"),
+        ({"tp": 3}, 2, "0,1,7", "shows 2 ({names}); --tp 2 works, or list devices"),
+        ({"tp": 2}, 1, "0", "shows 1 ({names}) with CUDA_VISIBLE_DEVICES='0'; list devices"),
+        ({"tp": 2}, 0, "", "shows 0 (none) with CUDA_VISIBLE_DEVICES=''; list devices"),
+    ],
+)
+def test_too_few_cards_are_refused_with_how_many_work_and_what_hides_others(
+    options: dict[str, int], n_cards: int, visible: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [
+        gg.Device(f"cuda:{i}", "NVIDIA H200", "gpu", f"0000:0{i}:00.0", 2**34, "cuda", None)
+        for i in range(n_cards)
+    ]
+    monkeypatch.setattr(gg, "discrete_gpus", lambda: cards)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError) as refused:
+        LoadOptions(**options).devices()  # type: ignore[arg-type]
+    assert said.format(names=", ".join(card.name for card in cards)) in str(refused.value)
+    assert is_listed(str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("changed", "offered"),
+    [({"n_layer": 9}, ", or with --layer-split 8"), ({"n_layer": 1}, ""), ({"n_layer": 9, "n_embd_per_layer": 8}, "")],
+    ids=str,
+)
+def test_a_refused_degree_offers_a_layer_split_where_one_works(changed: dict[str, int], offered: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(numbers(n_head=4, n_head_kv=2, n_ff=512, **changed), even(8), Q4_K)
+    assert str(refused.value).endswith(f"; this file works with tp 1, 2{offered}")
+
+
+@pytest.mark.parametrize(
+    ("n", "changed", "works"),
+    [
+        (2, {}, "--tp 2 cuts inside layers"),
+        (3, {}, "this file works with --tp 2"),
+        (2, {"n_head": 1, "n_head_kv": 1, "n_ff": 256}, "this file works on one device"),
+    ],
+)
+def test_a_refused_layer_split_offers_the_degrees_that_work(n: int, changed: dict[str, int], works: str) -> None:
+    model = facts(numbers(n_layer_kv=1, **changed), Q4_K)
+    with pytest.raises(ConfigError) as refused:
+        deal_model(model, LoadOptions(layer_split=n), gpus(n))
+    assert str(refused.value) == (
+        f"layer-split = {n} for llama: the last layers attend to keys and values of earlier ones in this model; {works}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "given", "ratio"),
+    [
+        (2, "3,1", "2,0"), (32, "3,1", "24,8"), (32, "1/1/1", "11,11,10"), (4, "2,2", None), (4, "0,0", ""),
+        (4, "5,-2", ""),
+    ],
+)  # fmt: skip
+def test_layers_given_as_a_ratio_are_refused_with_the_counts_that_it_is(
+    n_layer: int, given: str, ratio: str | None
+) -> None:
+    model, n = facts(numbers(n_layer=n_layer)), len(given.replace("/", ",").split(","))
+    options = LoadOptions(layer_split=n, tensor_split=given)
+    if ratio is None:
+        assert deal_model(model, options, gpus(n)).notes == ("layers dealt as given: 2,2",)
+        return
+    shown = given.replace("/", ",")
+    needed = f"layer counts {shown}; counts of 0 or more that sum to {n_layer} layers are needed"
+    with pytest.raises(ConfigError) as refused:
+        deal_model(model, options, gpus(n))
+    assert str(refused.value) == needed + (f"; as a ratio that is {ratio}" if ratio else "")
 
 
 def test_repeats_of_one_device_are_no_mistake(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from paper_models import CACHE, facts, gpus, llama_8b, numbers, total_bytes
+from paper_models import CACHE, even, facts, gpus, kinds, llama_8b, numbers, plan_of, table, total_bytes
 
 from pyggml.engine.balance import DeviceFacts
 from pyggml.engine.cuts import tp_cuts
@@ -13,6 +13,7 @@ from pyggml.engine.demand import ModelFacts, layer_demands, tensor_demands, whol
 from pyggml.engine.prediction import LinkTimes, Mode, Prediction, Work, advice, predict, seconds_at
 from pyggml.engine.remedies import cut_demands
 from pyggml.engine.slices import WHOLE
+from pyggml.engine.weight_table import feed_forward_rows
 
 
 def measured(devices: list[DeviceFacts], layer_s: float = 0.0) -> list[DeviceFacts]:
@@ -46,6 +47,34 @@ def test_a_token_on_two_ranks_waits_for_the_slower_and_for_two_sums_a_layer() ->
     found = predict(model.hp, Mode.TENSOR, demands, CACHE, Work(n_past=0), LINKS)
     assert found.link_s == pytest.approx(64 * 5e-6)
     assert found.token_s == pytest.approx(read_bytes(model) / 2 / 1e12 + 64 * 5e-6, rel=0.01)
+
+
+def test_a_token_waits_for_every_sum_of_the_plan_by_its_width() -> None:
+    model = facts(replace(llama_8b(), has_wide_qk_norm=True))
+    links = LinkTimes(reduce=((8, 2e-6), (4096 * 4, 5e-6), (4096 * 4 * 512, 100e-6)))
+    found = predict(model.hp, Mode.TENSOR, cut_demands(model, measured(gpus(2))), CACHE, Work(n_past=0), links)
+    assert found.link_s == pytest.approx(64 * 5e-6 + 32 * 2e-6)
+    wide = predict(model.hp, Mode.TENSOR, cut_demands(model, measured(gpus(2))), CACHE, Work(n_past=0), LINKS)
+    assert wide.link_s == pytest.approx(96 * 5e-6)
+
+
+def test_two_sums_a_layer_and_none_on_one_rank() -> None:
+    hp = numbers(n_layer=5)
+    assert plan_of(hp, even(2)).n_reduces == 10
+    assert plan_of(hp, even(1)).n_reduces == plan_of(hp, (1, 0)).n_reduces == 0
+    assert plan_of(hp, even(2)).sum_widths == (256,) * 10
+
+
+def test_norms_over_all_heads_sum_a_pair_of_numbers_in_each_layer() -> None:
+    assert plan_of(numbers(n_layer=5, has_wide_qk_norm=True), even(2)).sum_widths == (256,) * 10 + (2,) * 5
+
+
+def test_experts_beside_a_dense_feed_forward_have_a_sum_of_their_own_and_shared_ones_none() -> None:
+    hp = numbers(n_expert=6, n_expert_used=2, n_ff_shexp=64, is_dense=(True, False))
+    rows = table(hp)
+    assert tp_cuts(hp, rows, kinds(rows), even(2)).n_reduces == 4
+    rows += feed_forward_rows(hp, 1)
+    assert tp_cuts(hp, rows, kinds(rows), even(2)).n_reduces == 5
 
 
 def test_a_token_in_a_layer_split_passes_the_devices_one_after_the_other() -> None:

@@ -19,11 +19,10 @@ import pyggml as gg
 
 from ..errors import ConfigError
 from ..llm import LLM
-from ..model import Model
 from ..placement import MIN_CTX
 from . import bench_profile
 from .bench_modes import Where, modes, options_text, winner_lines, winners
-from .loading import limit_of, open_llm, open_model, start_lines, warn_of_unused_gpus
+from .loading import open_llm, open_model, start_lines, warn_of_unused_gpus
 from .measure import N_SHORT, decode, n_decode_ctx, prefill, random_prompt
 from .settings import Settings
 from .table import render
@@ -37,8 +36,12 @@ def bench(settings: Settings) -> int:
     """Measure and print a table, with --json one line of JSON after it."""
     is_comparing = settings["modes"] == "all"
     compared = modes(settings) if is_comparing else [{}]
+    if settings["ctx"]:
+        _check_lengths(settings, settings["ctx"], f"{settings.source('ctx')} {settings['ctx']}")
     with contextlib.closing(open_model(settings)) as model:
-        _check_lengths(settings, model)
+        if not settings["ctx"]:
+            limit = model.hparams.n_ctx_train
+            _check_lengths(settings, limit, f"the model's context of {limit}")
         document: dict[str, Any] = {"model": model.name, "path": str(model.path), "architecture": model.arch}
     warn_of_unused_gpus(settings)
     if not is_comparing:
@@ -58,10 +61,8 @@ def bench(settings: Settings) -> int:
     return 0
 
 
-def _check_lengths(settings: Settings, model: Model) -> None:
-    """Raise ConfigError for a test that the context cannot hold."""
-    limit = limit_of(settings, model)
-    whose = f"{settings.source('ctx')} {limit}" if settings["ctx"] else f"the model's context of {limit}"
+def _check_lengths(settings: Settings, limit: int, whose: str) -> None:
+    """Raise ConfigError for a test that a context of `limit` tokens cannot hold."""
     longest = max(settings["n-prompt"])
     if longest > limit:
         raise ConfigError(f"{settings.source('n-prompt')}: a prompt of {longest} tokens does not fit {whose}")

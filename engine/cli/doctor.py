@@ -18,6 +18,7 @@ from ..examination import CopyTest, Examination, examine
 from ..topology import Seat, between, seat
 from .doctor_report import report_lines
 from .findings import findings
+from .loading import named_devices
 from .overview import version
 from .settings import Settings
 from .terminal import say
@@ -47,10 +48,7 @@ def _devices(settings: Settings) -> list[gg.Device]:
     """Those that were named, else all GPUs, else the CPU twice, so that there is a link."""
     if settings["device"] is None:
         return gg.discrete_gpus() or [gg.device("cpu")] * 2
-    try:
-        return [gg.device(name) for name in settings["device"].split(",")]
-    except gg.DeviceError as error:
-        raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
+    return named_devices(settings)
 
 
 def _document(devices: list[gg.Device], examined: Examination, environ: Mapping[str, str]) -> dict[str, Any]:

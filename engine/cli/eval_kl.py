@@ -13,11 +13,12 @@ import numpy as np
 
 from ..divergence import Positions, compare, figures
 from ..errors import ConfigError
+from ..logprob_file import LogprobFile
 from ..model import Model
 from ..text_windows import TextWindows
-from .eval_base import Base, FileBase, RunBase
+from .eval_base import Base, FileBase, RunBase, base_file, other_settings
 from .eval_report import report
-from .eval_text import check_chunk, each_window, logits_of, n_ctx_for, text_windows
+from .eval_text import check_chunk, each_window, given_text, logits_of, n_ctx_for, text_windows
 from .loading import open_llm, open_model, warn_of_unused_gpus, writable
 from .settings import Settings
 
@@ -28,10 +29,24 @@ def eval_kl(settings: Settings) -> int:
     """Evaluate the base's tokens, compare, and print the figures."""
     table = writable(settings, "positions") if settings.is_given("positions") else None
     check_chunk(settings)
+    _check_given(settings)
+    files = {option: base_file(settings, option) for option in ("base", "floor") if settings.is_given(option)}
+    other = other_settings(settings) if settings.is_given("base-run") else None
+    text = given_text(settings) if settings.is_given("file") else None
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(contextlib.closing(open_model(settings)))
-        base = _base(settings, model, stack)
-        floor = _floor(settings, model, base)
+        floor: FileBase | None = None
+        base: Base
+        if other is not None:
+            assert text is not None, "two runs need a text"
+            base = run = RunBase(other, text_windows(settings, text, model), stack)
+            run.check_same(settings, text, model)
+        else:
+            base = file = FileBase(settings, "base", files["base"], model)
+            if text is not None:
+                file.check_same(text_windows(settings, text, model, n_ctx=file.windows.n_ctx), settings["file"])
+            if "floor" in files:
+                floor = _floor(settings, files["floor"], model, file)
         warn_of_unused_gpus(settings)
         if isinstance(base, RunBase):
             base.open()
@@ -54,29 +69,19 @@ def eval_kl(settings: Settings) -> int:
     return 0
 
 
-def _base(settings: Settings, model: Model, stack: contextlib.ExitStack) -> FileBase | RunBase:
-    """What to compare with, held against the model and the text."""
+def _check_given(settings: Settings) -> None:
+    """Raise ConfigError for options that do not go together."""
     if settings.is_given("base") == settings.is_given("base-run"):
         raise ConfigError("give either --base or --base-run")
-    if settings.is_given("base"):
-        base = FileBase(settings, "base", model)
-        if settings.is_given("file"):
-            base.check_same(text_windows(settings, model, n_ctx=base.windows.n_ctx), settings["file"])
-        return base
-    if not settings.is_given("file"):
+    if settings.is_given("base-run") and not settings.is_given("file"):
         raise ConfigError(f"{settings.source('base-run')} needs a text to evaluate: give --file")
-    run = RunBase(settings, text_windows(settings, model), stack)
-    run.check_same(settings, model)
-    return run
-
-
-def _floor(settings: Settings, model: Model, base: Base) -> FileBase | None:
-    """The file whose distance from the base is noise, held against the base."""
-    if not settings.is_given("floor"):
-        return None
-    if not isinstance(base, FileBase):
+    if settings.is_given("base-run") and settings.is_given("floor"):
         raise ConfigError(f"{settings.source('floor')} is a file beside another one; it needs --base")
-    floor = FileBase(settings, "floor", model)
+
+
+def _floor(settings: Settings, file: LogprobFile, model: Model, base: FileBase) -> FileBase:
+    """The file whose distance from the base is noise, held against the base."""
+    floor = FileBase(settings, "floor", file, model)
     base.check_same(floor.windows, settings["floor"])
     if len(floor.windows) < len(base.windows):
         raise ConfigError(

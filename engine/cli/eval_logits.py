@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def eval_logits(settings: Settings) -> int:
     """Evaluate the tokens and write the file."""
     target = writable(settings, "out")
     check_chunk(settings)
+    _check_source(settings)
     with contextlib.closing(open_model(settings)) as model:
         ids = _ids(settings, model)
         warn_of_unused_gpus(settings)
@@ -41,10 +43,22 @@ def eval_logits(settings: Settings) -> int:
     return 0
 
 
-def _ids(settings: Settings, model: Model) -> list[int]:
-    has_tokens, has_text = settings.is_given("tokens"), settings.is_given("text")
-    if has_tokens == has_text:
+def _check_source(settings: Settings) -> None:
+    """Refuse what can be seen of the tokens without a model."""
+    has_tokens = settings.is_given("tokens")
+    if has_tokens == settings.is_given("text"):
         raise ConfigError("give either --tokens or --text")
+    if has_tokens and settings["ctx"]:
+        _check_length(settings.source("tokens"), settings["tokens"], settings["ctx"])
+
+
+def _check_length(source: str, ids: Sequence[int], limit: int) -> None:
+    if len(ids) > limit:
+        raise PromptTooLong(f"{source}: {len(ids)} tokens do not fit a context of {limit}")
+
+
+def _ids(settings: Settings, model: Model) -> list[int]:
+    has_tokens = settings.is_given("tokens")
     ids: list[int] = settings["tokens"] if has_tokens else model.tokenizer.encode(settings["text"])
     source = settings.source("tokens" if has_tokens else "text")
     n_vocab = model.hparams.n_vocab
@@ -53,9 +67,7 @@ def _ids(settings: Settings, model: Model) -> list[int]:
         raise ConfigError(f"{source}: token id {wrong} is outside of the vocabulary of {n_vocab}")
     if not ids:
         raise ConfigError(f"{source}: there is no token to evaluate")
-    limit = limit_of(settings, model)
-    if len(ids) > limit:
-        raise PromptTooLong(f"{source}: {len(ids)} tokens do not fit a context of {limit}")
+    _check_length(source, ids, limit_of(settings, model))
     return ids
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..divergence import perplexity, surprises
 from ..logprob_file import LogprobWriter
-from .eval_text import check_chunk, each_window, logits_of, n_ctx_for, text_windows
+from .eval_text import check_chunk, each_window, given_text, logits_of, n_ctx_for, text_windows
 from .loading import open_llm, open_model, warn_of_unused_gpus, writable
 from .settings import Settings
 from .table import render
@@ -23,9 +23,10 @@ def eval_ppl(settings: Settings) -> int:
     """Evaluate the text; with --save write the file."""
     target = writable(settings, "save") if settings.is_given("save") else None
     check_chunk(settings)
+    text = given_text(settings)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(contextlib.closing(open_model(settings)))
-        windows = text_windows(settings, model)
+        windows = text_windows(settings, text, model)
         warn_of_unused_gpus(settings)
         name = model.name
         llm = stack.enter_context(open_llm(settings, model, ctx=n_ctx_for(windows)))

@@ -24,9 +24,13 @@ def bos_of(model: Model) -> int | None:
     return model.tokenizer.bos_id if model.tokenizer.add_bos else None
 
 
-def text_windows(settings: Settings, model: Model, *, n_ctx: int | None = None) -> TextWindows:
-    """The windows of the text in --file, of n_ctx tokens or --ctx. Raises ConfigError naming the option at fault."""
-    text = read_text(settings, "file", keeps_line_ends=True).removesuffix("\n")
+def given_text(settings: Settings) -> str:
+    """The text in --file; raises ConfigError naming the option."""
+    return read_text(settings, "file", keeps_line_ends=True).removesuffix("\n")
+
+
+def text_windows(settings: Settings, text: str, model: Model, *, n_ctx: int | None = None) -> TextWindows:
+    """The windows of the text of --file, of n_ctx tokens or --ctx. Raises ConfigError naming the option at fault."""
     ids = model.tokenizer.encode(text, add_special=True)
     try:
         return TextWindows.cut(ids, n_ctx or settings["ctx"] or DEFAULT_WINDOW, bos_of(model), settings["windows"])

@@ -10,16 +10,51 @@ from typing import Any
 
 import pyggml as gg
 
+from ..balance import parse_shares
 from ..downloads.model_address import Address, model_address
 from ..errors import ConfigError
 from ..llm import LLM
 from ..load_options import LoadOptions
 from ..model import Model
 from ..model_files import ADDRESSES, PACKAGED, find_model
+from ..placement import MIN_CTX
+from ..replica_options import replica_options
+from ..reserve import read_reserve
 from ..room import Room, room
 from .settings import Settings
 from .terminal import loading_bar, one_line, printable, say
 from .unused_gpus import build_facts, unused_gpus
+
+_CHOOSE = ("plan", "pull")  # commands for which several devices need no mode
+
+
+def check_options(settings: Settings) -> None:
+    """Refuse what makes no sense with any model, before an address is asked or a file is opened.
+
+    Raises ConfigError for options and degrees, DeviceError for the name of a device.
+    """
+    if settings.takes("modes") and settings["modes"] == "all":
+        return  # which modes those are, and whether they can be, is for bench_modes.modes()
+    options = _chosen(settings)
+    may_choose = settings.command in _CHOOSE
+    try:
+        for own in replica_options(options, _n_replicas(settings)):
+            _check_devices(own, may_choose=may_choose and own is options)
+    except ConfigError:
+        warn_of_unused_gpus(settings)  # which may be what is missing
+        raise
+    if options.tp and options.tensor_split is not None:
+        parse_shares(options.tensor_split, options.tp)
+
+
+def _check_devices(options: LoadOptions, *, may_choose: bool) -> None:
+    """Refuse devices that are not one a rank, and more numbers of --reserve than there are devices."""
+    if options.n_ranks > 1 or (options.device is not None and not may_choose):
+        options.reserve_on(options.devices())
+    elif options.device is not None:
+        options.reserve_on([gg.device(name) for name in options.device.split(",")])
+    elif len(read_reserve(options.reserve)) > 1:  # to find the default device may open cards
+        options.reserve_on((gg.discrete_gpus() if may_choose else []) or [gg.default_device()])
 
 
 def open_model(settings: Settings) -> Model:
@@ -32,6 +67,7 @@ def open_model(settings: Settings) -> Model:
 
 def model_path(settings: Settings) -> Path:
     """The path of the model's first file, fetched if it lies elsewhere; raises ConfigError as open_model()."""
+    settings.fetch_files(model=True)
     try:
         return find_model(settings["model"], lambda: room_here(settings), offline=settings["offline"])
     except ConfigError as error:
@@ -42,12 +78,23 @@ def room_here(settings: Settings) -> Room:
     """The room on the devices that options name, as far as the command has such options."""
     if not settings.takes("device"):
         return room(LoadOptions(parallel=1))
+    return room(_chosen(settings), _n_replicas(settings), in_child=settings.command == "serve")
+
+
+def _chosen(settings: Settings) -> LoadOptions:
+    """The options of loading that the command has; raises ConfigError for those that make no sense together."""
+    _check_mode(settings)
     names = {field.name: field.name.replace("_", "-") for field in fields(LoadOptions)}
     chosen = {name: settings[long] for name, long in names.items() if settings.takes(long)}
     parallel = chosen.get("parallel", 1)  # bench has several
     chosen |= {"device": _device(settings), "parallel": max(parallel) if isinstance(parallel, list) else parallel}
-    n_replicas = settings["dp"] if settings.takes("dp") else 1
-    return room(LoadOptions(**chosen), n_replicas, in_child=settings.command == "serve")
+    if chosen.get("ctx") is not None:
+        chosen["ctx"] = max(MIN_CTX, chosen["ctx"])  # windows of a text may be shorter
+    return LoadOptions(**chosen)
+
+
+def _n_replicas(settings: Settings) -> int:
+    return settings["dp"] if settings.takes("dp") else 1
 
 
 def named_address(settings: Settings) -> Address:
@@ -69,12 +116,25 @@ def named_address(settings: Settings) -> Address:
 
 def _device(settings: Settings) -> str | None:
     """The devices that were chosen, by their own names; None where none was."""
-    if settings["device"] is None:
-        return None
+    return None if settings["device"] is None else ",".join(device.name for device in named_devices(settings))
+
+
+def named_devices(settings: Settings) -> list[gg.Device]:
+    """The devices that --device names; raises DeviceError naming where a name came from."""
+    gg.devices()  # what a variable like PYGGML_P2P says wrong is refused here, and not blamed on the option
     try:
-        return ",".join(gg.device(name).name for name in settings["device"].split(","))
+        return [gg.device(name) for name in settings["device"].split(",")]
     except gg.DeviceError as error:
         raise gg.DeviceError(f"{settings.source('device')}: {error}") from error
+
+
+def _check_mode(settings: Settings) -> None:
+    """Raise ConfigError naming both sources of options that exclude each other."""
+    if settings.is_given("tp") and settings.is_given("layer-split"):
+        raise ConfigError(
+            f"{settings.source('tp')} and {settings.source('layer-split')} exclude each other: --tp cuts inside "
+            "layers, --layer-split deals whole layers; give one of them"
+        )
 
 
 def placing(settings: Settings) -> dict[str, Any]:
@@ -82,11 +142,7 @@ def placing(settings: Settings) -> dict[str, Any]:
 
     Raises ConfigError naming both sources of options that exclude each other.
     """
-    if settings.is_given("tp") and settings.is_given("layer-split"):
-        raise ConfigError(
-            f"{settings.source('tp')} and {settings.source('layer-split')} exclude each other: --tp cuts inside "
-            "layers, --layer-split deals whole layers; give one of them"
-        )
+    _check_mode(settings)
     names = (
         "tp", "layer-split", "tensor-split", "expert-split", "batch", "threads", "cache-type-k", "cache-type-v", "fit",
         "reserve", "reduce-dtype",

@@ -86,7 +86,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         raise ConfigError(f"{missing[0]} is missing; usage: pyggml {name} {COMMANDS[name].usage} [options]")
     for notice in settings.notices:
         say(f"pyggml {name}: {notice}")
-    settings.fetch_files()
+    if settings.takes("tp"):
+        from .loading import check_options
+
+        check_options(settings)
+    settings.fetch_files(model=False)
     return COMMANDS[name].load()(settings)
 
 

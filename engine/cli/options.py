@@ -201,6 +201,32 @@ OPTIONS: tuple[Option, ...] = (
     Option("verbose", FLAG, "show where an error came from", ALL, default=False),
 )  # fmt: skip
 
+# What other programs call it (docs/coming_from.md has them all): the name of an option here, else what to say.
+_WHOLE = "a model lies whole on the devices that --device names"
+_MODES = "--tp N cuts inside layers, --layer-split N deals whole layers"
+_LISTED = "pyggml devices lists them"
+_NAMELESS = "MODEL stands without a name: a file, hf:owner/repo[:quant], or an address"
+OF_OTHERS = {
+    "ts": "tensor-split", "ngl": _WHOLE, "gpu-layers": _WHOLE, "n-gpu-layers": _WHOLE, "dev": "device", "mg": "device",
+    "main-gpu": "device", "sm": _MODES, "split-mode": _MODES,
+    "c": "ctx", "ctx-size": "ctx", "np": "parallel", "predict": "max-tokens", "n-predict": "max-tokens",
+    "b": "batch", "ub": "batch", "batch-size": "batch", "ubatch-size": "batch", "t": "threads", "tb": "threads",
+    "threads-batch": "threads", "ctk": "cache-type-k", "ctv": "cache-type-v", "s": "seed", "a": "alias",
+    "m": _NAMELESS, "model": _NAMELESS, "hf": _NAMELESS, "hf-repo": _NAMELESS, "mu": _NAMELESS, "model-url": _NAMELESS,
+    "fa": "flash attention is on wherever the device has it",
+    "flash-attn": "flash attention is on wherever the device has it",
+    "tp-size": "tp", "tensor-parallel-size": "tp", "pp": "layer-split", "pp-size": "layer-split",
+    "pipeline-parallel-size": "layer-split", "dp-size": "dp", "data-parallel-size": "dp",
+    "max-model-len": "ctx", "context-length": "ctx", "max-num-seqs": "parallel", "max-running-requests": "parallel",
+    "max-num-batched-tokens": "batch", "chunked-prefill-size": "batch", "gpu-memory-utilization": "reserve",
+    "mem-fraction-static": "reserve", "served-model-name": "alias",
+    "list-gpu": _LISTED, "list-gpus": _LISTED, "list-device": _LISTED, "list-devices": _LISTED,
+    "show-gpus": _LISTED, "show-devices": _LISTED,
+}  # fmt: skip
+# In the name of an option they mean several machines.
+WORDS_OF_NODES = {"cluster", "dist", "distributed", "hostfile", "master", "nnodes", "node", "nodes", "peer",
+                  "peers", "rpc"}  # fmt: skip
+
 NAMES = tuple(dict.fromkeys(option.name for option in OPTIONS))
 
 

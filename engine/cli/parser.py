@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from .commands import Command
 from .option import Option
-from .options import NAMES, OPTIONS
-from .settings import nearest
+from .options import OF_OTHERS, OPTIONS
+from .settings import hint
 
 Given = dict[str, list[tuple[str, str]]]  # option -> texts, each with the name it was given by
 
@@ -72,6 +73,11 @@ def parse(parser: argparse.ArgumentParser, name: str, arguments: Sequence[str]) 
 
     Raises ConfigError for what the command does not take, with the nearest name.
     """
+    for argument in itertools.takewhile(lambda word: word != "--", arguments):
+        flag = argument.split("=")[0]
+        # argparse would take the -ngl of llama.cpp for -n with the value gl
+        if flag[:1] == "-" and flag[1:2] != "-" and len(flag) > 2 and flag[1:] in OF_OTHERS:
+            raise ConfigError(_refusal(name, flag))
     given, rest = parser.parse_known_intermixed_args(list(arguments))
     if rest:
         raise ConfigError(_refusal(name, rest[0]))
@@ -85,5 +91,5 @@ def _refusal(name: str, argument: str) -> str:
     if takers:
         return f"{flag} is an option of {', '.join(takers)} and not of {name}"
     if flag.startswith("-"):
-        return f"there is no option {flag}{nearest(flag, tuple(f'--{n}' for n in NAMES))}"
+        return f"there is no option {flag}{hint(flag)}"
     return f"{argument!r} is one argument too many; put quotes around a prompt of several words"

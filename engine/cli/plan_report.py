@@ -52,6 +52,7 @@ class PlanReport:
         yield from self._degree_lines()
         yield self._table()
         yield ""
+        yield from self._link_lines()
         if self.placed is not None:
             yield from (printable(line) for line in self.notes)
             yield printable(str(self.placed))
@@ -108,10 +109,28 @@ class PlanReport:
 
     def _table(self) -> str:
         header = ("options", "fullest device", "context", "at most", "a token", f"prompt of {self.n_prompt}", "")
-        rows = [self._row(o) for o in self.outlooks]
-        if self.n_replicas > 1:
-            rows = [(f"replica {number}: {row[0]}", *row[1:]) for number, row in enumerate(rows)]
+        rows = [(self._title(number, o), *self._row(o)[1:]) for number, o in enumerate(self.outlooks)]
         return render(rows, header=header, right=(1, 2, 3, 4, 5))
+
+    def _link_lines(self) -> Iterator[str]:
+        """Of each way whose links were measured the time of a sum over its ranks, and of copies to the next one."""
+        found = [(self._title(n, o), o.links) for n, o in enumerate(self.outlooks) if o.links and o.links.reduce]
+        if not found:
+            return
+        sizes = sorted({n_bytes for _, links in found for n_bytes, _ in links.reduce})
+        rows = []
+        for title, links in found:
+            sums, (n_bytes, seconds) = dict(links.reduce), links.copy[-1]
+            rate = f"{n_bytes / seconds / 1e9:.1f} GB/s"
+            rows.append((title, *(_seconds(sums.get(n)) for n in sizes), shown_fine_seconds(links.copy[0][1]), rate))
+        small, large = (shown_bytes(found[0][1].copy[at][0]) for at in (0, -1))
+        sums_of = (f"sum of {shown_bytes(n)}" for n in sizes)
+        header = ("between ranks", *sums_of, f"copy of {small}", f"copies of {large}")
+        yield render(rows, header=header, right=range(1, len(header)))
+        yield ""
+
+    def _title(self, number: int, o: Outlook) -> str:
+        return f"replica {number}: {o.options.text}" if self.n_replicas > 1 else o.options.text
 
     def _row(self, o: Outlook) -> tuple[str, ...]:
         if o.placements is None:

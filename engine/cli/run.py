@@ -23,10 +23,11 @@ def run(settings: Settings) -> int:
     """Answer the prompt, or chat."""
     sampling = chosen_sampling(settings)
     template = read_text(settings, "chat-template") if settings.is_given("chat-template") else None
+    _check_raw(settings)
+    prompt = _prompt(settings)
     with contextlib.closing(open_model(settings)) as model:
         is_chat = _is_chat(settings, model, template)
         check_bias(settings, model.hparams.n_vocab)
-        prompt = _prompt(settings)
         if prompt is not None:
             _check_length(settings, model, prompt)
         warn_of_unused_gpus(settings)
@@ -49,21 +50,26 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def _is_chat(settings: Settings, model: Model, template: str | None) -> bool:
-    """Whether the template is used. Raises ConfigError for a system prompt that would have no use."""
-    has_template = template is not None or model.chat_template is not None
-    if settings["raw"] and template is not None:
+def _check_raw(settings: Settings) -> None:
+    """Raise ConfigError for what has no use beside --raw."""
+    if settings["raw"] and settings.is_given("chat-template"):
         raise ConfigError(
             f"{settings.source('raw')} and {settings.source('chat-template')} exclude each other"
         )
-    if settings["system"] is not None and (settings["raw"] or not has_template):
-        why = (
-            "with --raw there is no chat"
-            if settings["raw"]
-            else "the model has no chat template (a base model)"
-        )
-        raise ConfigError(f"{settings.source('system')}: {why}; put the text into the prompt")
+    if settings["raw"] and settings["system"] is not None:
+        raise _no_system(settings, "with --raw there is no chat")
+
+
+def _is_chat(settings: Settings, model: Model, template: str | None) -> bool:
+    """Whether the template is used. Raises ConfigError for a system prompt that would have no use."""
+    has_template = template is not None or model.chat_template is not None
+    if settings["system"] is not None and not has_template:
+        raise _no_system(settings, "the model has no chat template (a base model)")
     return has_template and not settings["raw"]
+
+
+def _no_system(settings: Settings, why: str) -> ConfigError:
+    return ConfigError(f"{settings.source('system')}: {why}; put the text into the prompt")
 
 
 def _prompt(settings: Settings) -> str | None:

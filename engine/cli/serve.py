@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..load_options import LoadOptions
 from ..model_files import ADDRESSES
+from ..pace import check_gap
 from ..replica_options import replica_options
 from .loading import model_path, placing, read_text, warn_of_unused_gpus
 from .replicas import as_llm_options, planned_replicas, processors
@@ -39,11 +40,13 @@ def serve(settings: Settings) -> int:
         "prefix_cache_bytes": settings["prefix-cache-size"] * 2**20,
         "chat_template": read_text(settings, "chat-template") if settings.is_given("chat-template") else None,
     }
+    check_gap(settings["max-gap"])
     warn_of_unused_gpus(settings)
     options = ServerOptions(sampling=sampling, max_tokens=max_tokens, **_server_options(settings))
-    is_elsewhere = settings["model"].lower().startswith(ADDRESSES)
+    dealt = _dealt(settings, llm_options)
+    is_elsewhere = settings["model"].lower().startswith(ADDRESSES) or "model" in settings.files
     model = str(model_path(settings)) if is_elsewhere else settings["model"]
-    replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, model, llm_options)]
+    replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, model, llm_options, dealt)]
     try:
         serve_model(model, replicas, options)
     except StartError as error:
@@ -52,14 +55,26 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _replicas(
-    settings: Settings, model: str, llm_options: dict[str, Any]
-) -> Sequence[tuple[dict[str, Any], tuple[int, ...]]]:
-    """The options of each replica's LLM and the processors that it stays on."""
+def _dealt(settings: Settings, llm_options: dict[str, Any]) -> Sequence[LoadOptions]:
+    """The options of each of several replicas, none of a single one.
+
+    Raises ConfigError for --pin without a processor for each rank.
+    """
     if settings["dp"] == 1:
-        return [(llm_options, ())]
+        return ()
     options = LoadOptions(**{field.name: llm_options[field.name] for field in fields(LoadOptions)})
     dealt = replica_options(options, settings["dp"])
+    if settings["pin"]:
+        processors(dealt)
+    return dealt
+
+
+def _replicas(
+    settings: Settings, model: str, llm_options: dict[str, Any], dealt: Sequence[LoadOptions]
+) -> Sequence[tuple[dict[str, Any], tuple[int, ...]]]:
+    """The options of each replica's LLM and the processors that it stays on."""
+    if not dealt:
+        return [(llm_options, ())]
     planned = planned_replicas(model, dealt)
     cpus = processors(planned) if settings["pin"] else [()] * len(planned)
     return [(llm_options | as_llm_options(own), at) for own, at in zip(planned, cpus)]

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .config_file import read_config
 from .file_source import FileSource
 from .option import Option
-from .options import NAMES
+from .options import NAMES, OF_OTHERS, WORDS_OF_NODES
 from .variables import Filled, Variables
 
 
@@ -62,11 +62,12 @@ class Settings:
             self.files.pop(name, None)
         self._sources[name] = source
 
-    def fetch_files(self) -> None:
-        """Fetch the files that are not there yet; raises ConfigError and DownloadError."""
+    def fetch_files(self, *, model: bool) -> None:
+        """Fetch the model's file, or all others, where they are not there yet; raises ConfigError and DownloadError."""
+        offline = bool(self["offline"]) if self.takes("offline") else False
         for name, file in self.files.items():
-            offline = bool(self["offline"]) if self.takes("offline") else False
-            file.fetch(is_model=name == "model", offline=offline)
+            if (name == "model") == model:
+                file.fetch(is_model=model, offline=offline)
 
     def replace(self, name: str, text: str, source: str) -> None:
         """As take(), with a notice when a value of a file gives way to another one."""
@@ -85,6 +86,20 @@ def nearest(name: str, names: tuple[str, ...]) -> str:
     """`; did you mean X?`, or nothing."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def hint(name: str) -> str:
+    """What there is in place of an option that there is not, written as the name is; or nothing."""
+    bare = name.lstrip("-")
+    prefix = "--" if bare != name else ""
+    known = OF_OTHERS.get(bare)
+    if known in NAMES:
+        return f"; did you mean {prefix}{known}?"
+    if known is not None:
+        return f"; {known}"
+    if WORDS_OF_NODES & set(bare.lower().replace("_", "-").split("-")):
+        return "; pyggml runs on one machine: --tp and --layer-split take devices of this one"
+    return nearest(name, tuple(prefix + each for each in NAMES))
 
 
 def _texts(option: Option, value: Any, source: str) -> Iterator[str]:
@@ -117,7 +132,7 @@ def _read_file(settings: Settings, options: Mapping[str, Option], path: str, var
     for key, value in table.items():
         source = f"{path}: {key}"
         if key not in NAMES or key == "config":
-            raise ConfigError(f"{source}: there is no such option{nearest(key, NAMES)}")
+            raise ConfigError(f"{source}: there is no such option{hint(key)}")
         if key in options:
             value = variables.fill(value, source)
             file = FileSource.read(value, source) if isinstance(value, dict) and options[key].kind.is_file else None
