@@ -56,7 +56,7 @@ def _facts(device: gg.Device, model: ModelFacts, cache: CacheFacts, reserved_byt
             maps_head=device.kind == "cpu" and model.is_tied and _is_plain(backend, model),
             has_flash_attention=_has_flash_attention(backend, model, cache),
             layouts=tuple(_layouts(backend, model)),
-            card=str(device.bus_id or "").split("-v")[0],
+            card=str(device.bus_id or ""),
         )
 
 

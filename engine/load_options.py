@@ -104,16 +104,10 @@ class LoadOptions:
             raise ConfigError(
                 f"--tensor-split {self.tensor_split} needs --tp or --layer-split with 2 or more devices"
             )
-        n_cut = self.tp or 1
-        if self.expert_split != "inside" and n_cut == 1:
-            raise ConfigError(
-                f"--expert-split {self.expert_split} needs --tp with 2 or more devices, which cuts layers over them"
-            )
-        if self.reduce_dtype != "f32" and n_cut == 1:
-            raise ConfigError(
-                f"--reduce-dtype {self.reduce_dtype} needs --tp with 2 or more devices, whose ranks sum; "
-                "nothing else does"
-            )
+        if self.expert_split != "inside" and self.tp is None:
+            raise ConfigError(f"--expert-split {self.expert_split} needs --tp, which cuts layers over devices")
+        if self.reduce_dtype != "f32" and self.tp is None:
+            raise ConfigError(f"--reduce-dtype {self.reduce_dtype} needs --tp, whose ranks sum; nothing else does")
 
     @property
     def planned_batch(self) -> int:

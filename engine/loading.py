@@ -80,8 +80,8 @@ class LoadedModel:
             notes = (deal.title, *notes)
         if self._group is not None:
             notes = (*notes, *_transport_notes(self._group, deal.mode))
-        elif options.transport not in (None, "auto"):
-            notes = (*notes, f"transport {options.transport} is not used: one device has nothing to sum")
+        else:
+            notes = (*notes, *_unused_notes(options))
         notes = (*notes, *_graph_notes(self._backends, options))
         for note in notes:
             LOG.info("%s", note)
@@ -216,13 +216,21 @@ def _transport_notes(group: gg.Group, mode: Mode) -> list[str]:
     return found
 
 
+def _unused_notes(options: LoadOptions) -> list[str]:
+    """What was asked of sums and ranks that one device has not."""
+    asked = {
+        "transport": options.transport if options.transport != "auto" else None,
+        "reduce-dtype": options.reduce_dtype if options.reduce_dtype != "f32" else None,
+        "expert-split": options.expert_split if options.expert_split != "inside" else None,
+    }
+    return [f"{name} {value} is not used on one device" for name, value in asked.items() if value is not None]
+
+
 def _graph_notes(backends: Sequence[gg.Backend], options: LoadOptions) -> list[str]:
     """Whether cards replay steps of few tokens as CUDA graphs."""
     if not any(backend.device.module == "cuda" for backend in backends):
         return []
-    if not options.cuda_graphs:
-        return ["CUDA graphs are off (--no-cuda-graphs)"]
-    return ["CUDA graphs are on" if gg.are_graphs_on() else "CUDA graphs are off (PYGGML_CUDA_GRAPHS)"]
+    return [f"CUDA graphs are {'on' if options.cuda_graphs and gg.are_graphs_on() else 'off'}"]
 
 
 def _spans(group: gg.Group) -> list[str]:

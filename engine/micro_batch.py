@@ -44,12 +44,12 @@ def is_last(out_rows: Sequence[int], place: Place) -> bool:
 
 def run_in_turns(batches: Sequence[MicroBatch], turns: gg.Turns | None, meanwhile: Callable[[], None]) -> None:
     """Run one that is filled, or two, each of which computes while the other's sums travel."""
-    assert len(batches) <= 2, "turns are taken by two"
-    first = batches[0].plan
-    if turns is None or len(batches) == 1:
-        first.post()
+    first, *second = (batch.plan for batch in batches)
+    if second:
+        assert turns is not None and len(second) == 1, "turns are taken by two"
+        first.post_in_turns(second[0], turns)
     else:
-        first.post_in_turns(batches[1].plan, turns)
+        first.post()
     try:
         meanwhile()
     finally:

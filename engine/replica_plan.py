@@ -74,12 +74,12 @@ def replica_devices(model: Model, options: Sequence[LoadOptions]) -> list[list[D
     """The devices of each replica, each with the memory that is the replica's."""
     facts = model_facts(model)
     chosen = [own.devices() for own in options]
-    n_users = Counter(name for devices in chosen for name in {d.name for d in devices})
+    n_users = Counter(card for devices in chosen for card in {d.bus_id or d.name for d in devices})
     shared = {d.name: _mapped_bytes(d, model) for devices in chosen for d in devices[:1] if len(devices) == 1}
     found = []
     for own, devices in zip(options, chosen):
         at = device_facts(devices, facts, cache_facts(own, facts.hp), own.reserve_on(devices))
-        found.append([_divided(d, n_users[d.name], shared.get(d.name, 0) if len(at) == 1 else 0) for d in at])
+        found.append([_divided(d, n_users[d.memory], shared.get(d.name, 0) if len(at) == 1 else 0) for d in at])
     return found
 
 

@@ -67,12 +67,16 @@ def room(options: LoadOptions, n_replicas: int = 1, *, in_child: bool = False) -
     Raises DeviceError and ConfigError for devices that are not there.
     """
     groups = [(own, _devices(own)) for own in replica_options(options, n_replicas)]
-    n_users = Counter(device.name for _, devices in groups for device in devices)
-    free = [sum(_free_bytes(d, own, devices) // n_users[d.name] for d in devices) for own, devices in groups]
+    n_users = Counter(_memory(d) for _, devices in groups for d in devices)
+    free = [sum(_free_bytes(d, own, devices) // n_users[_memory(d)] for d in devices) for own, devices in groups]
     least = min(range(n_replicas), key=free.__getitem__)
     names = ", ".join(device.name for device in groups[least][1])
     each = f" for each of {n_replicas} replicas" if n_replicas > 1 else ""
     return Room(options, n_replicas, free[least], f"{free[least] / 2**30:.1f} GiB free on {names}{each}", in_child)
+
+
+def _memory(device: gg.Device) -> str:
+    return device.bus_id or device.name  # a card may be a device of several backends
 
 
 def _devices(options: LoadOptions) -> list[gg.Device]:

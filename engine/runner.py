@@ -255,7 +255,7 @@ class Runner:
         return [MicroBatch(plan, shape, *piece) for plan, shape, piece in zip(plans, shapes, pieces)]
 
     def _run_in_turns(self, batches: Sequence[MicroBatch]) -> None:
-        if len(batches) > 1 and self._turns is None:
+        if self.takes_turns and self._turns is None:
             assert self._ranks.group is not None, "a single rank has no turns"
             self._turns = gg.Turns(self._ranks.group)
         run_in_turns(batches, self._turns, self._pause)

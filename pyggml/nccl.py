@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +38,7 @@ DEFAULTS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_NVLS_ENABLE": "0"}
 # How native/cuda/nccl.cu begins its reasons from the moment on at which NCCL may have read its settings.
 STARTED_AND_FAILED = "NCCL did not start"
 _used_with_peers: bool | None = None
+_STARTING = threading.Lock()  # groups may start at once; the environment is one
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def way_obstacle(peers: bool) -> str | None:
     used, wanted = ("nccl-shm", "nccl") if peers else ("nccl", "nccl-shm")
     return (
         f"this process has started {used}, and NCCL reads its settings once a process; "
-        f"{wanted} needs a process of its own: --transport {wanted}"
+        f"{wanted} needs a process of its own"
     )
 
 
@@ -120,24 +122,33 @@ def start(peers: bool, make: Callable[[], Any]) -> Any:
     Raises DeviceError when the process uses NCCL already in the other way, and what make() raises.
     """
     global _used_with_peers
-    if obstacle := way_obstacle(peers):
-        raise DeviceError(obstacle)
-    before = {name: os.environ.get(name) for name in environment(peers, {})}
-    os.environ.update(environment(peers, os.environ))
-    was, _used_with_peers = _used_with_peers, peers
-    try:
-        return make()
-    except DeviceError as error:
-        if not str(error).startswith(STARTED_AND_FAILED):
-            _used_with_peers = was
-        raise
-    finally:
+    with _STARTING:
+        if obstacle := way_obstacle(peers):
+            raise DeviceError(obstacle)
+        before = {name: os.environ.get(name) for name in environment(peers, {})}
+        os.environ.update(environment(peers, os.environ))
+        was, _used_with_peers = _used_with_peers, peers
+        try:
+            made = make()
+        except DeviceError as error:
+            if not str(error).startswith(STARTED_AND_FAILED):
+                _used_with_peers = was
+                _restore(before)
+            raise  # else what hangs in NCCL may still read its settings, which stay
+        except BaseException:
+            _restore(before)
+            raise
         # NCCL keeps what it read; children and later groups are to see the user's settings.
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _restore(before)
+        return made
+
+
+def _restore(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def trial_deadline_s() -> float:

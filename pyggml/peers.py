@@ -1,15 +1,14 @@
 """Proof by content that bytes reach one device from another, both ways, in several sizes.
 
 A board may claim peer access, report success and deliver nothing. A pair that fails is closed for good: its
-traffic goes through host memory. A copy that does not return is left behind on its thread, and after a few of them the
-others get less time: many cards that hang start late, but start. What was found about a pair holds until its links say
-otherwise.
+traffic goes through host memory. A copy that does not return is left behind on its thread. What was found about a pair
+holds until its links say otherwise.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,10 +19,10 @@ from .errors import DeviceError, PyggmlError
 
 PROOF_BYTES = (64, 4096, 2**20 + 13)
 TAIL_BYTES = 64
-# Pairs are proven one after another: a copy that hangs may hold the driver's locks, and good pairs beside it would hang
-# too. After this many deadlines, more than good copies take in all, each of the rest has this part of one.
-PATIENT_DEADLINES = 2
-HURRIED_PART = 1 / 20
+# After so many pairs whose copies do not end the others are not tested: each would cost a deadline, and one that hangs
+# may hold the driver's locks, so that good pairs look bad.
+MAX_HUNG = 2
+NO_END = "did not end"  # as native/cuda/peer.cu says it
 
 
 class PeerLinks(Protocol):
@@ -73,35 +72,24 @@ class PairProof:
 def prove_pairs(links: PeerLinks, deadline_s: float, *, keep: bool = True) -> list[PairProof]:
     """Enable and prove every pair; a pair with a problem in one direction is closed in both.
 
-    `deadline_s` bounds each copy, and once copies have taken two deadlines a twentieth of it bounds each of the rest.
+    `deadline_s` bounds each copy. Once copies of MAX_HUNG pairs did not end, now or in an earlier proof, the rest stay
+    closed and untested, and are tested another time.
     Without `keep` good pairs are closed again too, for others to enable the few they need: CUDA allows a card 8.
     """
-    patience = _Patience(deadline_s)
-    return [
-        proof
-        for first in range(links.n_ranks)
-        for second in range(first + 1, links.n_ranks)
-        for proof in _prove_pair(links, first, second, patience, keep)
-    ]
+    found: list[PairProof] = []
+    n_hung = 0
+    for pair in itertools.combinations(range(links.n_ranks), 2):
+        if n_hung < MAX_HUNG:
+            proofs = _prove_pair(links, *pair, deadline_s, keep)
+            n_hung += any(NO_END in proof.problem for proof in proofs)
+        else:
+            why = f"not tested, since copies of {n_hung} pairs {NO_END}"
+            proofs = [PairProof(*way, why, is_lying=True) for way in (pair, pair[::-1])]
+        found += proofs
+    return found
 
 
-class _Patience:
-    """How long a copy may take, given how long those before it took."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
-        self._left_s = PATIENT_DEADLINES * deadline_s
-
-    def wait_for(self, work: Callable[[], bytes]) -> bytes:
-        """What a copy gives; raises DeviceError where it does not end in its time."""
-        start = time.monotonic()
-        try:
-            return _bounded(work, min(self._deadline_s, max(self._left_s, HURRIED_PART * self._deadline_s)))
-        finally:
-            self._left_s -= time.monotonic() - start
-
-
-def _prove_pair(links: PeerLinks, first: int, second: int, patience: _Patience, keep: bool) -> list[PairProof]:
+def _prove_pair(links: PeerLinks, first: int, second: int, deadline_s: float, keep: bool) -> list[PairProof]:
     directions = ((first, second), (second, first))
     problems = [links.enable_peer(*direction) or "" for direction in directions]
     is_reachable = not any(problems)
@@ -109,9 +97,9 @@ def _prove_pair(links: PeerLinks, first: int, second: int, patience: _Patience, 
     if known is not None:
         problems = known
     elif is_reachable:
-        problems[0] = _prove_direction(links, first, second, patience)
+        problems[0] = _prove_direction(links, first, second, deadline_s)
         # The pair is closed after the first bad direction, whatever the other one would be.
-        problems[1] = "" if problems[0] else _prove_direction(links, second, first, patience)
+        problems[1] = "" if problems[0] else _prove_direction(links, second, first, deadline_s)
         links.keep_problems(first, second, problems)
     if any(problems) or not keep:
         for direction in directions:
@@ -124,7 +112,7 @@ def _prove_pair(links: PeerLinks, first: int, second: int, patience: _Patience, 
     ]
 
 
-def _prove_direction(links: PeerLinks, source: int, target: int, patience: _Patience) -> str:
+def _prove_direction(links: PeerLinks, source: int, target: int, deadline_s: float) -> str:
     """What is wrong with copies from source to target, "" for nothing; first copies, then a kernel's stores."""
     for by_kernel in (False, True):
         how = "stores" if by_kernel else "copies"
@@ -135,7 +123,7 @@ def _prove_direction(links: PeerLinks, source: int, target: int, patience: _Pati
                 return links.copy(source, target, payload, by_kernel)
 
             try:
-                received = patience.wait_for(send)
+                received = _bounded(send, deadline_s)
             except PyggmlError as error:
                 return f"{how} of {size:,} bytes: {error}"
             if received != payload:
@@ -171,7 +159,7 @@ def _bounded(work: Callable[[], bytes], deadline_s: float) -> bytes:
     thread.start()
     thread.join(deadline_s)
     if not outcome:
-        raise DeviceError(f"no end within {deadline_s:.3g} s")
+        raise DeviceError(f"the copy {NO_END} in {deadline_s:.3g} s")
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]

@@ -163,6 +163,8 @@ def choose(
             _refuse(trial, forced)
         for name in set(NAMES) - {forced}:
             trial.rows[name].reason = f"{forced} is forced"
+    elif not (trial.rows["push"].passed or trial.rows["nccl"].passed):
+        trial.open_neighbours()
     rows = [trial.rows[name] for name in NAMES]
     spans = spans_of({r.name: r.seconds for r in rows if r.passed})
     return TransportReport(rows, trial.pairs, spans, forced, links.trial_times)
@@ -222,12 +224,13 @@ class _Trial:
         for pair in self.pairs:
             if not pair.passed:
                 LOG.warning("%s; what goes between them takes the way through host memory", pair)
-        if not keep and self.links.obstacle("nccl"):
-            self._open_neighbours()
 
-    def _open_neighbours(self) -> None:
-        # Only messages use peers then, mostly those of layers to the next rank: two of the 8 peers that CUDA allows.
-        # Where that fails, and between all others, the driver itself takes copies through host memory.
+    def open_neighbours(self) -> None:
+        """Let messages of layers to the next rank take its card's memory; two of the 8 peers that CUDA allows.
+
+        For when no transport has opened peers. Where that fails, and between all others, the driver itself takes
+        copies through host memory.
+        """
         passed = {(pair.source, pair.target) for pair in self.pairs if pair.passed}
         for rank in range(self.links.n_ranks - 1):
             for way in ((rank, rank + 1), (rank + 1, rank)):

@@ -253,7 +253,7 @@ MISPLACED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--tp", "2", *TWO, "--reserve", "1,2,3"), "reserve = 1,2,3 has 3 numbers of MiB"),
 )
 PLACING: tuple[tuple[str, ...], ...] = (
-    ("run", "MODEL", "hi"), ("serve", "MODEL"), ("bench", "MODEL"), ("plan", "MODEL"), ("pull", "MODEL"),
+    ("run", "MODEL", "hi"), ("serve", "MODEL"), ("bench", "MODEL"), ("plan", "MODEL"),
     ("eval", "logits", "MODEL", "--tokens", "1", "--out", "{folder}/l.npy"), (*PPL, *FILE),
     (*KL, *FILE, "--base-run", ""),
 )  # fmt: skip
@@ -326,6 +326,14 @@ def test_pull_names_both_places_of_excluding_options(
     assert call(capsys, "pull", f"{addressed.url}/files/tiny.gguf", "--layer-split", 2, *TWO).status == 0
 
 
+@pytest.mark.parametrize("options", [("--tp", 9), ("--tp", 2, "--device", "cuda:0,cuda:1")], ids=str)
+def test_pull_fetches_for_another_machine(
+    options: tuple[Any, ...], addressed: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, "pull", f"{addressed.url}/files/tiny.gguf", *options).status == 0
+    assert addressed.asked
+
+
 def test_the_hub_is_asked_for_windows_shorter_than_a_context(
     addressed: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,7 +343,7 @@ def test_the_hub_is_asked_for_windows_shorter_than_a_context(
     assert json.loads(result.out)["n_ctx"] == 32
 
 
-@pytest.mark.parametrize("command", [("run", "m.gguf", "hi"), ("pull", "hf:o/m"), ("doctor",), ("devices",)])
+@pytest.mark.parametrize("command", [("run", "m.gguf", "hi"), ("doctor",), ("devices",)])
 def test_a_word_of_a_variable_is_not_blamed_on_the_device(command: tuple[str, ...]) -> None:
     device = () if command == ("devices",) else ("--device", "cpu")
     ended = spawn(*command, *device, PYGGML_P2P="maybe")

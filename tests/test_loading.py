@@ -131,9 +131,11 @@ def test_a_rank_with_all_of_the_shares_is_one_device(tiny: Callable[..., Path]) 
         assert llm.notes == ("One device: cpu", "shares as given: 0,1")
 
 
-def test_a_transport_without_sums_is_said_to_be_unused(tiny: Callable[..., Path]) -> None:
-    with LLM(tiny("llama"), **SMALL, device="cpu", transport="push") as llm:
-        assert "transport push is not used: one device has nothing to sum" in llm.notes
+def test_what_is_for_several_ranks_is_said_to_be_unused_on_one(tiny: Callable[..., Path]) -> None:
+    asked: dict[str, Any] = {"transport": "push", "reduce_dtype": "bf16", "expert_split": "experts"}
+    with LLM(tiny("llama"), **SMALL, device="cpu", tp=1, **asked) as llm:
+        words = ("transport push", "reduce-dtype bf16", "expert-split experts")
+        assert llm.notes == tuple(f"{word} is not used on one device" for word in words)
 
 
 def test_ranks_that_compute_one_at_a_time_are_told(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +148,8 @@ def test_ranks_that_compute_one_at_a_time_are_told(tiny: Callable[..., Path], mo
     ("module", "said", "is_asked", "told"),
     [
         ("cuda", "1", True, ["CUDA graphs are on"]),
-        ("cuda", "0", True, ["CUDA graphs are off (PYGGML_CUDA_GRAPHS)"]),
-        ("cuda", "1", False, ["CUDA graphs are off (--no-cuda-graphs)"]),
+        ("cuda", "0", True, ["CUDA graphs are off"]),
+        ("cuda", "1", False, ["CUDA graphs are off"]),
         ("cpu", "1", False, []),
     ],
 )

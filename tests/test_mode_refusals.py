@@ -76,15 +76,13 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({**CPU2, "layer-split": 2, "tensor-split": "3,1"}, "layer counts 3,1", "as a ratio that is 2,0"),
     ({**CPU2, "layer-split": 2, "tensor-split": "3,-1"}, "layer counts 3,-1", "0 or more that sum to 2"),
     # experts
-    ({"expert-split": "experts"}, "--expert-split experts", "needs --tp with 2 or more"),
-    ({"tp": 1, "expert-split": "experts"}, "--expert-split experts", "needs --tp with 2 or more devices"),
+    ({"expert-split": "experts"}, "--expert-split experts", "needs --tp, which cuts"),
     ({**CPU2, "layer-split": 2, "expert-split": "experts"}, "--expert-split experts", "needs --tp"),
     ({**CPU2, "tp": 2, "expert-split": "experts"}, "the model has no experts", "'inside' is the default"),
     ({**CPU2, "tp": 2, "expert-split": "some"}, "is 'some'", "one of inside, experts is needed"),
     # what sums travel as
-    ({"reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp with 2 or more devices, whose ranks sum"),
-    ({"tp": 1, "reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp with 2 or more devices"),
-    ({**CPU2, "layer-split": 2, "reduce-dtype": "f16"}, "--reduce-dtype f16", "needs --tp with 2 or more devices"),
+    ({"reduce-dtype": "bf16"}, "--reduce-dtype bf16", "needs --tp, whose ranks sum"),
+    ({**CPU2, "layer-split": 2, "reduce-dtype": "f16"}, "--reduce-dtype f16", "needs --tp, whose ranks sum"),
     ({**CPU2, "tp": 2, "reduce-dtype": "q8_0"}, "is 'q8_0'", "one of f32, bf16, f16 is needed"),
     # memory that stays free
     ({"reserve": "1,2"}, "reserve = 1,2 has 2 numbers of MiB", "there is 1 device for them (cpu)"),

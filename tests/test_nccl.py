@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -224,7 +225,7 @@ def test_a_process_uses_nccl_in_one_way() -> None:
     assert nccl.way_obstacle(True) is nccl.way_obstacle(False) is None
     for _ in range(2):
         assert nccl.start(False, lambda: os.environ["NCCL_P2P_DISABLE"]) == "1"
-    with pytest.raises(DeviceError, match="has started nccl-shm, .* nccl needs a process of its own: --transport "):
+    with pytest.raises(DeviceError, match="has started nccl-shm, .* nccl needs a process of its own"):
         nccl.start(True, lambda: pytest.fail("started"))
     assert nccl.way_obstacle(False) is None and nccl.way_obstacle(True)
 
@@ -263,6 +264,32 @@ def test_nccl_that_was_not_yet_started_leaves_the_other_way(reason: str, is_othe
     with pytest.raises(DeviceError, match=reason):
         nccl.start(True, fail)
     assert nccl.way_obstacle(False)  # which an early failure afterwards does not undo
+
+
+@pytest.mark.parametrize(("reason", "stay"), [("NCCL did not start in 20 s", True), ("no such library", False)])
+def test_settings_stay_where_something_may_still_read_them(reason: str, stay: bool) -> None:
+    def fail() -> None:
+        raise DeviceError(reason)
+
+    with pytest.raises(DeviceError):
+        nccl.start(False, fail)
+    assert ("NCCL_P2P_DISABLE" in os.environ) is stay
+
+
+def test_groups_that_start_at_once_start_nccl_one_after_the_other() -> None:
+    before, seen = dict(os.environ), []
+
+    def make() -> None:
+        seen.append(os.environ.get("NCCL_P2P_DISABLE"))
+        time.sleep(0.01)
+        seen.append(os.environ.get("NCCL_P2P_DISABLE"))
+
+    threads = [threading.Thread(target=nccl.start, args=(False, make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == ["1"] * 16 and dict(os.environ) == before
 
 
 def test_the_native_module_says_so_where_nccl_may_have_read_its_settings() -> None:

@@ -118,6 +118,20 @@ def test_fused_products_of_few_columns_are_recorded_as_reading_weights(
     assert recorder.calls == ["fused", begins, "fused", "end", "launch", "free"]
 
 
+@pytest.mark.parametrize("recorder", [{"fuses": True}], indirect=True)
+def test_a_prompts_chunk_whose_last_row_alone_goes_on_does_not_read_weights_only(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", "all")
+    with gg.Backend("cpu") as backend, gg.Graph(backend) as graph:
+        hidden = gg.mul_mat(graph.weight(np.ones((256, 256), np.float16)), graph.input("x", (32, 256)))
+        graph.output("y", gg.mul_mat(matrix(graph, 32, 256, "q8_0", 1), hidden[31:].cont()))
+        for _ in range(2):
+            graph.run(x=np.ones((32, 256), np.float32))
+    assert [call for call in recorder.calls if call.startswith("begin")] == ["begin"]
+    assert "fused" in recorder.calls
+
+
 def test_after_a_move_what_was_recorded_becomes_what_is_recorded_anew(recorder: Recorder) -> None:
     with gg.Backend("cpu") as backend:
         graph = double(backend)

@@ -25,7 +25,8 @@ from .settings import Settings
 from .terminal import loading_bar, one_line, printable, say
 from .unused_gpus import build_facts, unused_gpus
 
-_CHOOSE = ("plan", "pull")  # commands for which several devices need no mode
+_CHOOSES = "plan"  # for which several devices need no mode
+_ELSEWHERE = "pull"  # which fetches for any machine: its own devices need not be those of the options
 
 
 def check_options(settings: Settings) -> None:
@@ -35,8 +36,11 @@ def check_options(settings: Settings) -> None:
     """
     if settings.takes("modes") and settings["modes"] == "all":
         return  # which modes those are, and whether they can be, is for bench_modes.modes()
+    if settings.command == _ELSEWHERE:
+        _check_mode(settings)
+        return
     options = _chosen(settings)
-    may_choose = settings.command in _CHOOSE
+    may_choose = settings.command == _CHOOSES
     try:
         for own in replica_options(options, _n_replicas(settings)):
             _check_devices(own, may_choose=may_choose and own is options)
@@ -55,6 +59,11 @@ def _check_devices(options: LoadOptions, *, may_choose: bool) -> None:
         options.reserve_on([gg.device(name) for name in options.device.split(",")])
     elif len(read_reserve(options.reserve)) > 1:  # to find the default device may open cards
         options.reserve_on((gg.discrete_gpus() if may_choose else []) or [gg.default_device()])
+
+
+def is_elsewhere(settings: Settings) -> bool:
+    """Whether the model's file may have to be fetched."""
+    return settings["model"].lower().startswith(ADDRESSES) or "model" in settings.files
 
 
 def open_model(settings: Settings) -> Model:

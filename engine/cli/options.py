@@ -224,7 +224,7 @@ OF_OTHERS = {
     "show-gpus": _LISTED, "show-devices": _LISTED,
 }  # fmt: skip
 # In the name of an option they mean several machines.
-WORDS_OF_NODES = {"cluster", "dist", "distributed", "hostfile", "master", "nnodes", "node", "nodes", "peer",
+WORDS_OF_NODES = {"cluster", "dist", "distributed", "hostfile", "master", "nnodes", "node", "nodes",
                   "peers", "rpc"}  # fmt: skip
 
 NAMES = tuple(dict.fromkeys(option.name for option in OPTIONS))

@@ -13,7 +13,7 @@ from ..llm import LLM
 from ..model import Model
 from . import answers
 from .chat import Chat
-from .loading import limit_of, open_llm, open_model, read_text, start_lines, warn_of_unused_gpus
+from .loading import is_elsewhere, limit_of, open_llm, open_model, read_text, start_lines, warn_of_unused_gpus
 from .sampling import check_bias, chosen_sampling
 from .settings import Settings
 from .terminal import say
@@ -24,8 +24,10 @@ def run(settings: Settings) -> int:
     sampling = chosen_sampling(settings)
     template = read_text(settings, "chat-template") if settings.is_given("chat-template") else None
     _check_raw(settings)
-    prompt = _prompt(settings)
+    # For an empty prompt nothing is fetched; for a slow one no refusal of a file waits.
+    fetched_for = _prompt(settings) if is_elsewhere(settings) else None
     with contextlib.closing(open_model(settings)) as model:
+        prompt = fetched_for or _prompt(settings)
         is_chat = _is_chat(settings, model, template)
         check_bias(settings, model.hparams.n_vocab)
         if prompt is not None:

@@ -8,10 +8,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..load_options import LoadOptions
-from ..model_files import ADDRESSES
 from ..pace import check_gap
 from ..replica_options import replica_options
-from .loading import model_path, placing, read_text, warn_of_unused_gpus
+from .loading import is_elsewhere, model_path, placing, read_text, warn_of_unused_gpus
 from .replicas import as_llm_options, planned_replicas, processors
 from .sampling import chosen_sampling
 from .settings import Settings
@@ -44,8 +43,7 @@ def serve(settings: Settings) -> int:
     warn_of_unused_gpus(settings)
     options = ServerOptions(sampling=sampling, max_tokens=max_tokens, **_server_options(settings))
     dealt = _dealt(settings, llm_options)
-    is_elsewhere = settings["model"].lower().startswith(ADDRESSES) or "model" in settings.files
-    model = str(model_path(settings)) if is_elsewhere else settings["model"]
+    model = str(model_path(settings)) if is_elsewhere(settings) else settings["model"]
     replicas = [ReplicaOptions(own, cpus) for own, cpus in _replicas(settings, model, llm_options, dealt)]
     try:
         serve_model(model, replicas, options)

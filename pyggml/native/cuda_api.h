@@ -78,8 +78,8 @@ typedef struct {
     // Whether a graph's nodes can all be recorded: none of them waits on the host.
     bool (*can_capture)(ggml_backend_t backend, const struct ggml_cgraph * graph, char * why, size_t why_size);
 
-    // A backend's launches, recorded on the calling thread (relaxed) and replayed; streams_weights where they are mostly fused
-    // products of few columns. capture_end takes over `earlier`, if any, a
+    // A backend's launches, recorded on the calling thread (relaxed) and replayed; streams_weights where fused products
+    // of few columns take most of their time. capture_end takes over `earlier`, if any, a
     // graph of the same launches with other arguments, to make the new one of. graph_free takes NULL too.
     bool (*capture_begin)(ggml_backend_t backend, bool streams_weights, char * why, size_t why_size);
     pgc_graph * (*capture_end)(ggml_backend_t backend, pgc_graph * earlier, char * why, size_t why_size);

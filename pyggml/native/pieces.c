@@ -109,15 +109,23 @@ int pg_pieces_n_fused(const pg_pieces * pieces) {
     return n;
 }
 
+static const int64_t max_streaming_columns = 8;
+
+// Whether a node multiplies many columns by weights.
+static bool is_wide_product(const struct ggml_tensor * node) {
+    const bool is_product = (node->op == GGML_OP_MUL_MAT && pg_is_constant(node->src[0])) || node->op == GGML_OP_MUL_MAT_ID;
+    return is_product && (node->op == GGML_OP_MUL_MAT_ID ? node->ne[2] : node->ne[1]) > max_streaming_columns;
+}
+
 bool pg_pieces_stream_weights(const pg_pieces * pieces) {
-    const int64_t max_columns = 8;
     for (int i = 0; i < pieces->n; i++) {
-        const pg_piece * piece = &pieces->items[i];
-        if (piece->is_fused && !piece->fused.is_experts && piece->fused.products.x->ne[1] <= max_columns) {
-            return true;
+        for (int k = pieces->items[i].first; k < pieces->items[i].stop; k++) {
+            if (is_wide_product(pieces->graph->nodes[k])) {
+                return false;
+            }
         }
     }
-    return false;
+    return pg_pieces_n_fused(pieces) > 0;
 }
 
 int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend) {

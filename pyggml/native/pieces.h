@@ -29,7 +29,7 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_te
 void pg_pieces_free(pg_pieces * pieces);
 int pg_pieces_n_fused(const pg_pieces * pieces);
 
-// Whether there are fused products of so few columns that their time is that of reading weights.
+// Whether there are fused products, and all products with weights have so few columns that their time is that of reading them.
 bool pg_pieces_stream_weights(const pg_pieces * pieces);
 
 // Launches pieces first to stop - 1 in turn; a ggml_status.

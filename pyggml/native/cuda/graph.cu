@@ -4,34 +4,58 @@
 
 #include "graph.h"
 
-// The card's preference for kernels that have none of their own, kept while this thread records with another.
-static thread_local cudaFuncCache usual = cudaFuncCachePreferNone;
-static thread_local bool is_unusual = false;
+#include <map>
+#include <mutex>
+#include <utility>
 
-static void prefer_shared() {
-    if (cudaDeviceGetCacheConfig(&usual) == cudaSuccess) {
-        is_unusual = cudaDeviceSetCacheConfig(cudaFuncCachePreferShared) == cudaSuccess;
+namespace {
+
+// How many threads record with another preference on a card, and what it was before the first of them.
+struct preference {
+    int n_recording = 0;
+    cudaFuncCache usual = cudaFuncCachePreferNone;
+};
+
+std::mutex lock;
+std::map<int, preference> preferences;  // by card
+thread_local bool is_recording = false;
+
+// Of the current card: as much shared memory as there is, for kernels that have no preference of their own.
+void prefer_shared(int card) {
+    std::lock_guard<std::mutex> guard(lock);
+    preference & of = preferences[card];
+    if (of.n_recording == 0 && cudaDeviceGetCacheConfig(&of.usual) != cudaSuccess) {
+        of.usual = cudaFuncCachePreferNone;
     }
-    cudaGetLastError();
+    cudaDeviceSetCacheConfig(cudaFuncCachePreferShared);
+    cudaGetLastError();  // it is a matter of speed only
+    of.n_recording++;
+    is_recording = true;
 }
 
-static void prefer_as_usual() {
-    if (is_unusual) {
-        cudaDeviceSetCacheConfig(usual);
+void prefer_as_usual(int card) {
+    if (!std::exchange(is_recording, false)) {
+        return;
+    }
+    std::lock_guard<std::mutex> guard(lock);
+    preference & of = preferences[card];
+    if (--of.n_recording == 0) {
+        cudaDeviceSetCacheConfig(of.usual);
         cudaGetLastError();
-        is_unusual = false;
     }
 }
+
+}  // namespace
 
 bool begin_capture(const place & where, bool streams_weights, const reason & why) {
     if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice")) {
         return false;
     }
     if (streams_weights) {
-        prefer_shared();
+        prefer_shared(where.card);
     }
     if (!why.passed(cudaStreamBeginCapture(where.stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture")) {
-        prefer_as_usual();
+        prefer_as_usual(where.card);
         return false;
     }
     return true;
@@ -68,7 +92,7 @@ static pgc_graph * make_graph(const place & where, pgc_graph * earlier, const re
 
 pgc_graph * end_capture(const place & where, pgc_graph * earlier, const reason & why) {
     pgc_graph * graph = make_graph(where, earlier, why);
-    prefer_as_usual();
+    prefer_as_usual(where.card);
     return graph;
 }
 

@@ -8,7 +8,7 @@ struct pgc_graph {
     cudaGraphExec_t executable;
 };
 
-// streams_weights: the launches are mostly products of ours, which fill shared memory. A processor changes what it has of it
+// streams_weights: products of ours, which fill shared memory, take most of the launches' time. A processor changes what it has of it
 // only when nothing runs there, so kernels between that would do with little are to leave it as it is.
 bool begin_capture(const place & where, bool streams_weights, const reason & why);
 
