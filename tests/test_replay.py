@@ -205,12 +205,12 @@ def test_what_the_environment_switches_off_is_not_recorded(
     said: str, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYGGML_CUDA_GRAPHS", said)
-    api = Recorder().api
+    made = Recorder()  # which keeps what the table calls
     with gg.Backend("cpu") as backend, double(backend) as graph:
         graph.build()
         layout = graph.check_fresh()
-        layout._api = api
-        lib.pg_plan_use(layout._plan, api, False)
+        layout._api = made.api
+        lib.pg_plan_use(layout._plan, made.api, False)
         layout.record()
         assert graph.replay == (state, "")
 
