@@ -264,7 +264,7 @@ def test_nccl_that_fails_once_started_says_why_no_other_nccl_is_tried(
     assert list(module.p2p_disabled) == ["nccl"] and report.name_for(1) == "host"
     assert report.row("nccl-shm").reason == (
         "this process has started nccl, and NCCL reads its settings once a process; "
-        "nccl-shm needs a process of its own: --transport nccl-shm"
+        "nccl-shm needs a process of its own"
     )
 
 
