@@ -54,7 +54,7 @@ class Peer:
         """The figures that it prints of its distance from a file."""
         names = {"mean": "Mean    KLD", "maximum": "Maximum KLD", "median": "Median  KLD", "same_top": "Same top p",
                  "perplexity": "Mean PPL(Q)"}  # fmt: skip
-        for _ in range(5):
+        for _ in range(40):
             output = self.run("--kl-divergence-base", base, "--kl-divergence", *options)
             found = {key: re.search(re.escape(name) + r"\s*: *(-?[\d.]+)", output) for key, name in names.items()}
             values = {key: float(match[1]) for key, match in found.items() if match is not None}
