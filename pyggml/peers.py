@@ -73,7 +73,7 @@ def prove_pairs(links: PeerLinks, deadline_s: float, *, keep: bool = True) -> li
     """Enable and prove every pair; a pair with a problem in one direction is closed in both.
 
     `deadline_s` bounds each copy. Once copies of MAX_HUNG pairs did not end, now or in an earlier proof, the rest stay
-    closed and untested, and are tested another time.
+    closed and untested, until those verdicts are gone.
     Without `keep` good pairs are closed again too, for others to enable the few they need: CUDA allows a card 8.
     """
     found: list[PairProof] = []
