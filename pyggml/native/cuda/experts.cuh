@@ -197,7 +197,7 @@ struct expert_kernel {
 };
 
 template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
-static __global__ void __launch_bounds__(32 * N_PRODUCT_WARPS, 2) multiply_experts(const __grid_constant__ expert_products p) {
+static __global__ void PRODUCT_REGISTERS multiply_experts(const __grid_constant__ expert_products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
     expert_kernel<W, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);

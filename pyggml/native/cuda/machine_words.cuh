@@ -36,8 +36,13 @@ static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
 }
 
 // Warps of a block that share `barrier` (1 to 15) wait for each other.
+// For barriers 1 and 2. A variable in their place has the compiler set all 16 of a block aside.
 static __device__ __forceinline__ void wait_for_group(int barrier, int n_threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(n_threads) : "memory");
+    if (barrier == 1) {
+        asm volatile("bar.sync 1, %0;" ::"r"(n_threads) : "memory");
+    } else {
+        asm volatile("bar.sync 2, %0;" ::"r"(n_threads) : "memory");
+    }
 }
 
 static __device__ __forceinline__ void bring_to_l2(const void * address) {

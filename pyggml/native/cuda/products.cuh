@@ -8,6 +8,14 @@
 
 constexpr int N_PRODUCT_WARPS = N_INPUT_THREADS / 32;
 
+// Of a thread, so that two blocks leave room for blocks of a sum over ranks or of attention: a block that found none would be
+// dealt to a processor that has one of its kernel already, and the whole product take nearly twice as long.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
+#define PRODUCT_REGISTERS __maxnreg__(104)
+#else
+#define PRODUCT_REGISTERS __launch_bounds__(32 * N_PRODUCT_WARPS, 2)
+#endif
+
 template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
 struct product_kernel {
     static constexpr int OUT_ROWS = IS_GATED ? 8 : ROWS;
@@ -232,7 +240,7 @@ struct product_kernel {
 };
 
 template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
-static __global__ void __launch_bounds__(32 * N_PRODUCT_WARPS, 2) multiply_products(const __grid_constant__ products p) {
+static __global__ void PRODUCT_REGISTERS multiply_products(const __grid_constant__ products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
     product_kernel<W, N, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);

@@ -67,12 +67,14 @@ constexpr int64_t LAUNCH_ELEMENTS = 1 << 30;  // which an int counts
 
 // Through host memory: few blocks fill the bus, and memory that cannot be swapped out is dear.
 constexpr int FAR_BLOCKS = 32;
+constexpr int FAR_LETTERS = 32768;
 
 struct push_transport {
     pg_transport face = {};
     transport_name name{"push"};
     int n_ranks = 0;
     int max_blocks = PUSH_MAX_BLOCKS;
+    int max_letters = PUSH_MAX_LETTERS;
     place places[PUSH_MAX_RANKS];
     push_rank views[PUSH_MAX_RANKS] = {};
     push_words * words[PUSH_MAX_RANKS] = {};
@@ -178,17 +180,20 @@ bool push_transport::prepare_kernels(const reason & why) {
             !why.passed(cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, places[rank].card), "processors")) {
             return false;
         }
-        const kernel used[] = {kernel_for(GGML_TYPE_F32, n_ranks), kernel_for(GGML_TYPE_BF16, n_ranks),
-                               kernel_for(GGML_TYPE_F16, n_ranks), LETTER_KERNELS[n_ranks]};
-        for (const kernel one : used) {
+        const auto held_at_once = [&](kernel one, int n_threads) {
             const void * function = reinterpret_cast<const void *>(one);
             cudaFuncAttributes attributes;
             int a_processor = 0;
-            if (!why.passed(cudaFuncGetAttributes(&attributes, function), "loading a push kernel") ||
-                !why.passed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_processor, function, PUSH_N_THREADS, 0), "occupancy")) {
-                return false;
-            }
-            max_blocks = std::max(1, std::min(max_blocks, a_processor * n_processors));
+            const bool is_told = why.passed(cudaFuncGetAttributes(&attributes, function), "loading a push kernel") &&
+                why.passed(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&a_processor, function, n_threads, 0), "occupancy");
+            return is_told ? std::max(1, a_processor * n_processors) : 0;
+        };
+        for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_F16}) {
+            max_blocks = std::min(max_blocks, held_at_once(kernel_for(type, n_ranks), PUSH_N_THREADS));
+        }
+        max_letters = std::min(max_letters, 4 * LETTER_N_THREADS * held_at_once(LETTER_KERNELS[n_ranks], LETTER_N_THREADS));
+        if (max_blocks == 0 || max_letters == 0) {
+            return false;
         }
     }
     return true;
@@ -197,13 +202,14 @@ bool push_transport::prepare_kernels(const reason & why) {
 cudaError_t launch(const push_transport & push, int rank, ggml_type type, const push_sum & sum) {
     const int64_t size = ggml_type_size(type);
     const int a_block = PUSH_N_THREADS * static_cast<int>(sizeof(uint4) / size);
-    kernel chosen = kernel_for(type, push.n_ranks);
-    int n_blocks = static_cast<int>(std::min<int64_t>((static_cast<int64_t>(sum.n) + a_block - 1) / a_block, push.max_blocks));
-    if (type == GGML_TYPE_F32 && sum.n <= PUSH_MAX_LETTERS && letter_blocks(sum.n) <= push.max_blocks) {
-        chosen = LETTER_KERNELS[push.n_ranks];
-        n_blocks = letter_blocks(sum.n);
+    const cudaStream_t stream = stream_of_sums(push.places[rank]);
+    const bool starts_early = sum.n * size <= EARLY_BYTES;
+    if (type == GGML_TYPE_F32 && sum.n <= push.max_letters) {
+        return launch_early_if(starts_early, LETTER_KERNELS[push.n_ranks], dim3(letter_blocks(sum.n)), dim3(LETTER_N_THREADS), 0, stream,
+                               push.views[rank], sum);
     }
-    return launch_early_if(sum.n * size <= EARLY_BYTES, chosen, dim3(n_blocks), dim3(PUSH_N_THREADS), 0, stream_of_sums(push.places[rank]),
+    const int n_blocks = static_cast<int>(std::min<int64_t>((static_cast<int64_t>(sum.n) + a_block - 1) / a_block, push.max_blocks));
+    return launch_early_if(starts_early, kernel_for(type, push.n_ranks), dim3(n_blocks), dim3(PUSH_N_THREADS), 0, stream,
                            push.views[rank], sum);
 }
 
@@ -290,6 +296,7 @@ pg_transport * push_new(int n_ranks, const ggml_backend_t * backends, bool throu
     if (through_host) {
         snprintf(push->name.text, sizeof(push->name.text), "push-shm");
         push->max_blocks = FAR_BLOCKS;
+        push->max_letters = FAR_LETTERS;
     }
     if (!push->make_memory(deadline_s, why) || !push->prepare_kernels(why)) {
         return nullptr;

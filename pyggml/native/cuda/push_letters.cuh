@@ -5,9 +5,12 @@
 
 #include "push_rank.cuh"
 
+// Few, so that a block finds registers beside two blocks of products (PRODUCT_REGISTERS), which it waits for.
+constexpr int LETTER_N_THREADS = 128;
+
 // Sums that travel as letters have four numbers a thread. Ranks must agree on it, so it depends on n only.
 static inline int letter_blocks(int n) {
-    return (n + 4 * PUSH_N_THREADS - 1) / (4 * PUSH_N_THREADS);
+    return (n + 4 * LETTER_N_THREADS - 1) / (4 * LETTER_N_THREADS);
 }
 
 // Four float numbers of `count`, at any multiple of 4 bytes; 0 for those behind the last.
@@ -66,12 +69,12 @@ static __device__ __forceinline__ bool take_letters(const push_rank & me, const 
 // from a rank in the sum before, be it a letter or a flag, says that its kernel of the sum before that has ended. A tag comes
 // again after 2^32 sums, days later, and would have to meet a letter that lay there all the time.
 template <int N_RANKS>
-static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
+static __global__ void __launch_bounds__(LETTER_N_THREADS) push_letters(PUSH_ARGUMENT const push_rank me, PUSH_ARGUMENT const push_sum s) {
     if (s.lets_next_start) {
         let_next_start();
     }
     wait_for_earlier();
-    const int at = blockIdx.x * PUSH_N_THREADS + threadIdx.x;
+    const int at = blockIdx.x * LETTER_N_THREADS + threadIdx.x;
     const bool has_numbers = 4 * at < s.n;
     float * x = static_cast<float *>(s.x), * out = s.out ? s.out : x;
     const uintptr_t places = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(s.addend) | reinterpret_cast<uintptr_t>(out);
@@ -94,7 +97,7 @@ static __global__ void __launch_bounds__(PUSH_N_THREADS) push_letters(PUSH_ARGUM
             store_two(to + SECOND_PAIR, letter_of(own.z, tag), letter_of(own.w, tag));
         }
     }
-    if (threadIdx.x == PUSH_N_THREADS - 1) {
+    if (threadIdx.x == LETTER_N_THREADS - 1) {
         count_block(me.control, sequence);
     }
     if (!has_numbers) {

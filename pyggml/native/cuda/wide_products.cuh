@@ -170,7 +170,7 @@ struct wide_kernel {
 };
 
 template <class W, int N, bool IS_GATED, bool IS_LOOSE, bool IS_STREAMED>
-static __global__ void __launch_bounds__(32 * N_PRODUCT_WARPS, 2) multiply_wide(const __grid_constant__ products p) {
+static __global__ void PRODUCT_REGISTERS multiply_wide(const __grid_constant__ products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
     wide_kernel<W, N, IS_GATED, IS_LOOSE, IS_STREAMED>::run(p, memory);
