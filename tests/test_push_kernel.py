@@ -15,7 +15,8 @@ import pyggml as gg
 TESTS = Path(__file__).resolve().parent
 KERNELS = [TESTS.parent / "pyggml" / "native" / "cuda" / f"push_{name}.cuh" for name in ("rank", "parts", "letters")]
 SMALLER = {
-    "PUSH_N_THREADS": 12, "PUSH_MAX_BLOCKS": 3, "PUSH_MAX_LETTERS": 256, "PUSH_PART_BYTES": 64, "SPINS_A_LOOK": 16
+    "PUSH_N_THREADS": 12, "LETTER_N_THREADS": 8, "PUSH_MAX_BLOCKS": 3, "PUSH_MAX_LETTERS": 256, "PUSH_PART_BYTES": 64,
+    "SPINS_A_LOOK": 16,
 }  # fmt: skip
 COMPILER = shutil.which("c++") or shutil.which("g++")
 

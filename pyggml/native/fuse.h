@@ -73,6 +73,8 @@ typedef struct {
     // Whether a launch of ours comes next, which then may start while this one still runs. ggml's kernels, started so, take
     // the place of ours that come behind them: llama-8b lost a seventh of its speed.
     bool is_before_ours;
+    bool is_behind_ours;  // a launch of ours came before
+    bool is_before_sum;   // what comes next is a sum over ranks
     pg_fused_products products;
     pg_fused_heads heads;
     pg_fused_experts experts;

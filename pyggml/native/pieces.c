@@ -55,9 +55,13 @@ static int take_addition(const pg_pieces * pieces, int first, int stop, const st
     return run.at;
 }
 
-static void tell_followers(pg_pieces * pieces, int first_piece, bool is_before_ours) {
+// A launch of ours behind a segment is a sum.
+static void tell_neighbours(pg_pieces * pieces, int first_piece, bool is_behind_ours, bool is_before_ours) {
     for (int i = first_piece; i < pieces->n; i++) {
-        pieces->items[i].fused.is_before_ours = i + 1 < pieces->n ? pieces->items[i + 1].is_fused : is_before_ours;
+        pg_piece * piece = &pieces->items[i];
+        piece->fused.is_before_ours = i + 1 < pieces->n ? piece[1].is_fused : is_before_ours;
+        piece->fused.is_behind_ours = i > first_piece ? piece[-1].is_fused || piece[-1].total : is_behind_ours;
+        piece->fused.is_before_sum = i + 1 == pieces->n && is_before_ours;
     }
 }
 
@@ -92,7 +96,7 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_te
     if (!add_plain(pieces, plain, stop)) {
         return false;
     }
-    tell_followers(pieces, first_piece, is_before_ours);
+    tell_neighbours(pieces, first_piece, sum != NULL, is_before_ours);
     return true;
 }
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 using kernel = void (*)(push_rank, push_sum);
-constexpr int MAX_ELEMENTS = 320, CONTROL_SIZE = 256, INBOX_SIZE = 2 * PUSH_MAX_BLOCKS * PUSH_N_PLACES * PUSH_PART_BYTES;
+constexpr int MAX_LETTER_BLOCKS = 5, MAX_ELEMENTS = 320, CONTROL_SIZE = 256, INBOX_SIZE = 2 * PUSH_MAX_BLOCKS * PUSH_N_PLACES * PUSH_PART_BYTES;
 
 static char * shared_memory(size_t size) {
     return static_cast<char *>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -92,8 +92,9 @@ struct world {
 
     void launch(int rank, const push_sum & part, int n_more) const {
         const int a_block = PUSH_N_THREADS * 16 / sizeof(stored);
-        const bool is_letter = IS_F32 && part.n <= PUSH_MAX_LETTERS && letter_blocks(part.n) <= PUSH_MAX_BLOCKS;
+        const bool is_letter = IS_F32 && part.n <= PUSH_MAX_LETTERS && letter_blocks(part.n) <= MAX_LETTER_BLOCKS;
         const int n = part.n, n_blocks = is_letter ? letter_blocks(n) : std::min((n + a_block - 1) / a_block + n_more, PUSH_MAX_BLOCKS);
+        const int n_threads = is_letter ? LETTER_N_THREADS : PUSH_N_THREADS;
         n_letters[rank] += is_letter;
         gridDim.x = n_blocks;
         for (int block = 0; block < n_blocks; block++) {
@@ -102,9 +103,9 @@ struct world {
             }
             srand(100 * block + rank + n);
             blockIdx.x = block;
-            block_meeting = new std::barrier<>(PUSH_N_THREADS);
+            block_meeting = new std::barrier<>(n_threads);
             std::vector<std::thread> threads;
-            for (int i = 0; i < PUSH_N_THREADS; i++) {
+            for (int i = 0; i < n_threads; i++) {
                 threads.emplace_back([this, rank, part, is_letter, i] {
                     threadIdx.x = i;
                     (is_letter ? LETTER_KERNELS : KERNELS)[n_ranks](views[rank], part);

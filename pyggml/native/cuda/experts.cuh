@@ -168,7 +168,7 @@ struct expert_kernel {
             load_values(held, p, 0, 0);
             ask();
         } else {
-            if (p.lets_next_start) {
+            if (p.next == NEXT_AT_ONCE) {
                 let_next_start();
             }
             ask();
@@ -176,6 +176,9 @@ struct expert_kernel {
             load_values(held, p, 0, 0);
         }
         take_input(held, p, chosen, shared.x);
+        if (!IS_GATED && p.next == NEXT_WITH_INPUT) {
+            let_next_start();
+        }
         for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
             const tile_place tile = place_of(p, chosen, tile_number, 0);
             const typename product::addition add(p, tile);

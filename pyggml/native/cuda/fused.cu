@@ -134,6 +134,14 @@ heads describe(const pg_fused_heads & of, const products & p) {
     return h;
 }
 
+// Two launches of ours in a row keep the memory busy by then: the sum that follows waits, and so does what the sum lets start,
+// whose weights would be in the way of this launch's input. Behind attention nothing else is read.
+start_of_next start_of_next_behind(const pg_fused & fused) {
+    const bool is_second = fused.is_behind_ours || fused.is_experts;
+    const start_of_next next = fused.is_before_sum && is_second ? NEXT_WITH_INPUT : NEXT_AT_ONCE;
+    return fused.has_heads || fused.is_before_ours ? next : NEXT_AT_END;
+}
+
 // One launch for each type of weights, all from the same input; the last one writes its sum, which may lie in the input.
 // Several columns are rounded before, into `rounded`, and once more for a type that wants them otherwise.
 cudaError_t launch_types(const pg_fused_products & of, products all, float * rounded, const product_card & card, cudaStream_t stream) {
@@ -161,7 +169,7 @@ cudaError_t launch_types(const pg_fused_products & of, products all, float * rou
             }
         }
         p.in.sum = n_left == 0 ? all.in.sum : nullptr;
-        p.lets_next_start = n_left > 0 || all.lets_next_start;
+        p.next = n_left > 0 ? NEXT_AT_ONCE : all.next;
         if (const cudaError_t status = launches_of(weight->type).alone(p, card, stream); status != cudaSuccess) {
             return status;
         }
@@ -182,11 +190,11 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
     }
     const product_card & card = facts_of(where.card).card;
     if (fused.is_experts) {
-        const cudaError_t status = launch_fused_experts(fused.experts, space.between, fused.is_before_ours, card, where.stream);
+        const cudaError_t status = launch_fused_experts(fused.experts, space.between, start_of_next_behind(fused), card, where.stream);
         return why.passed(status, "launching experts");
     }
     products p = describe(fused.products, space);
-    p.lets_next_start = fused.has_heads || fused.is_before_ours;
+    p.next = start_of_next_behind(fused);
     if (fused.products.normed) {
         const router_product router = {p, static_cast<float *>(fused.products.normed->data)};
         return why.passed(launch_router(router, card, where.stream), "launching a router");

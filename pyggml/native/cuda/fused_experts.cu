@@ -59,7 +59,7 @@ static expert_products describe_down(const pg_fused_experts & of, const expert_p
     return p;
 }
 
-cudaError_t launch_fused_experts(const pg_fused_experts & of, float * between, bool is_before_ours, const product_card & card,
+cudaError_t launch_fused_experts(const pg_fused_experts & of, float * between, start_of_next next, const product_card & card,
                                  cudaStream_t stream) {
     const expert_products gate = describe_gate(of, between);
     const cudaError_t status = launches_of(of.gate->type).experts(gate, card, stream);
@@ -67,6 +67,6 @@ cudaError_t launch_fused_experts(const pg_fused_experts & of, float * between, b
         return status;
     }
     expert_products down = describe_down(of, gate);
-    down.lets_next_start = is_before_ours;
+    down.next = next;
     return launches_of(of.down->type).experts(down, card, stream);
 }

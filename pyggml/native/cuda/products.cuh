@@ -186,7 +186,7 @@ struct product_kernel {
     }
 
     static __device__ __forceinline__ void run(const products & p, char * memory) {
-        if (p.lets_next_start) {
+        if (p.next == NEXT_AT_ONCE) {
             let_next_start();
         }
         const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
@@ -220,6 +220,9 @@ struct product_kernel {
         warm_norm(p);
         wait_for_earlier();
         input_taker<W, N>::take(p, shared.x);
+        if (p.next == NEXT_WITH_INPUT) {
+            let_next_start();
+        }
         const unsigned n_readers_before = count_reader(p);
         for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
             const tile_place tile = place_of(p, tile_number);

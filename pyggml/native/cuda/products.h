@@ -8,6 +8,9 @@
 constexpr int MAX_PRODUCTS = 3;
 constexpr int MAX_COLUMNS = 16;
 
+// When the next launch of ours may start: once this one has ended, at once, or once this one has read its input.
+enum start_of_next { NEXT_AT_END, NEXT_AT_ONCE, NEXT_WITH_INPUT };
+
 enum product_gate { GATE_NONE = 0, GATE_SWIGLU = 1, GATE_GEGLU = 2 };
 
 struct product_matrix {
@@ -58,5 +61,5 @@ struct products {
     int gate;
     int n_group_warps;  // that share a tile
     int n_slots;        // a warp
-    bool lets_next_start;  // while this launch runs
+    start_of_next next;
 };

@@ -42,7 +42,7 @@ struct router_kernel {
 
     // `warp_sums` has four places in turn: two of the norm, two of rows.
     static __device__ __forceinline__ void run(const router_product & p, float * warp_sums) {
-        if (p.lets_next_start) {
+        if (p.next != NEXT_AT_END) {
             let_next_start();
         }
         const product_matrix & matrix = p.matrix[0];

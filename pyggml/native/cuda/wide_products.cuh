@@ -112,7 +112,7 @@ struct wide_kernel {
     }
 
     static __device__ __forceinline__ void run(const products & p, char * memory) {
-        if (p.lets_next_start) {
+        if (p.next != NEXT_AT_END) {
             let_next_start();
         }
         const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
