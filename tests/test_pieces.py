@@ -87,3 +87,60 @@ def test_without_a_sum_there_is_no_total() -> None:
 )
 def test_what_is_no_sum_of_two_like_tensors_is_left_alone(add: Addition) -> None:
     assert all(total == "" for *_, total in pieces_behind(add))
+
+
+class Layer:
+    """Behind a partial result of attention: gate, up and down, and the next layer's first product."""
+
+    def __init__(self, g: gg.Graph) -> None:
+        self.partial = g.do(gg.mul_mat(g.weight(random(WIDTH, WIDTH)), g.input("x", (1, WIDTH))))
+        stream = self.partial + residual_row(g)
+        x = norm(g, stream)
+        gate, up = (gg.mul_mat(matrix(g, 512, WIDTH, "q8_0", seed), x) for seed in (3, 4))
+        self.down = g.do(gg.mul_mat(matrix(g, WIDTH, 512, "q8_0", 5), gg.swiglu(gate, up)))
+        g.output("y", gg.mul_mat(matrix(g, 96, WIDTH, "q8_0", 2), norm(g, self.down + stream)))
+        g.output("stream", stream * 2.0)
+        g.build()
+
+
+def residual_row(g: gg.Graph) -> gg.Tensor:
+    return g.input("residual", (1, WIDTH))
+
+
+def neighbours(first: str, stop: str, *, sum_is_ours: bool) -> list[tuple[str, bool, bool, bool]]:
+    """Of the fused runs between two summands of a layer: whether each is before ours, behind ours and before a sum."""
+    with gg.Graph(cpu()) as g:
+        layer = Layer(g)
+        nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
+        places = {"partial": nodes.index(layer.partial.handle) + 1, "down": nodes.index(layer.down.handle) + 1}
+        pieces = ffi.new("pg_pieces *", {"graph": g._graph})
+        try:
+            summed = getattr(layer, first).handle if sum_is_ours else ffi.NULL
+            is_before_sum = sum_is_ours and stop in places
+            assert lib.pg_pieces_add(pieces, places[first], places.get(stop, g.n_nodes), summed, is_before_sum)
+            found = [pieces.items[i] for i in range(pieces.n) if pieces.items[i].is_fused]
+            return [
+                (
+                    name(nodes[piece.stop - 1]),
+                    piece.fused.is_before_ours,
+                    piece.fused.is_behind_ours,
+                    piece.fused.is_before_sum,
+                )
+                for piece in found
+            ]
+        finally:
+            lib.pg_pieces_free(pieces)
+
+
+def test_a_launch_knows_what_comes_before_and_behind_it() -> None:
+    gate, down = neighbours("partial", "down", sum_is_ours=True)
+    assert gate == ("SWIGLU", True, True, False)
+    assert down == ("MUL_MAT", True, True, True)
+    (product,) = neighbours("down", "end", sum_is_ours=True)
+    assert product == ("MUL_MAT", False, True, False)
+
+
+def test_a_sum_of_another_transport_is_no_launch_of_ours() -> None:
+    gate, down = neighbours("partial", "down", sum_is_ours=False)
+    assert gate[1:] == (True, False, False)
+    assert down[1:] == (False, True, False)

@@ -21,9 +21,9 @@ void pg_group_add_transport(pg_group *group, const pg_transport *transport, int6
 void pg_group_clear_transports(pg_group *group);
 
 typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
-typedef struct { int n_nodes; bool has_heads; bool is_experts; pg_fused_products products; ...; } pg_fused;
+typedef struct { int n_nodes; bool has_heads; bool is_experts; bool is_before_ours; bool is_behind_ours; bool is_before_sum; pg_fused_products products; ...; } pg_fused;
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
-typedef struct { int first, stop; bool is_fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
+typedef struct { int first, stop; bool is_fused; pg_fused fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
 typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; } pg_pieces;
 bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum, bool is_before_ours);
 void pg_pieces_free(pg_pieces *pieces);

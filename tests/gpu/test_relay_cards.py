@@ -102,7 +102,7 @@ def test_without_cuda_graphs_nothing_is_recorded_and_tokens_are_the_same(
         n_fed[0] = 0
         with LLM(path, ctx=1024, threads=4, parallel=4, cuda_graphs=is_on, **mode) as llm:
             found.append(list(llm.generate([PROMPTS[0]], max_tokens=300, **GREEDY)[0].ids))
-            assert ("recorded" in llm.probe.replays) is is_on
+            assert ("recorded" in llm.probe.replays()) is is_on
         assert (n_fed[0] > 0) is is_on
     assert found[0] == found[1]
 
