@@ -22,7 +22,7 @@ class Allocator(Closable):
         self.backend = backend
         self.generation = 0
         self.in_flight: int | None = None
-        self._handle: Any = lib.ggml_gallocr_new(lib.ggml_backend_dev_buffer_type(backend.device.handle))
+        self._handle: Any = lib.ggml_gallocr_new(lib.pg_result_buffer_type(backend.device.handle))
         self._open(backend.lock)
 
     @property

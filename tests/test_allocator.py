@@ -9,6 +9,7 @@ import pytest
 from graphs import cpu
 
 import pyggml as gg
+from pyggml._ffi import ffi, lib
 
 
 def test_graphs_that_share_memory_need_that_of_the_largest() -> None:
@@ -26,6 +27,19 @@ def test_graphs_that_share_memory_need_that_of_the_largest() -> None:
         for graph, n in zip(graphs, (10, 1000, 100_000)):
             assert graph.run(x=np.ones(n))["y"].tolist() == [3] * n
             graph.close()
+
+
+def test_results_begin_with_a_cache_line_whatever_lies_before_them() -> None:
+    with gg.Graph(cpu()) as g:
+        odd = [g.input(f"odd{n}", (n,)) for n in (1, 9, 17, 25)]
+        for n, x in enumerate(odd):
+            g.output(f"y{n}", x * 2)
+        g.output("y", g.input("x", (33,)) * 3)
+        g.build()
+        nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
+        places = {int(ffi.cast("uintptr_t", node.data)) for node in [*nodes, *(x.handle for x in odd)]}
+        assert len(places) > 4
+        assert [place % 64 for place in places] == [0] * len(places)
 
 
 def test_a_graph_whose_memory_moved_must_be_built_anew() -> None:

@@ -28,6 +28,7 @@ bool pg_group_is_serial(const pg_group *group);
 void pg_log_install(int min_level);
 int pg_log_last_error(char *text, size_t size);
 void pg_set_n_threads(ggml_backend_t backend, int n_threads);
+ggml_backend_buffer_type_t pg_result_buffer_type(ggml_backend_dev_t device);
 int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t *out, int max);
 
 pg_plan *pg_plan_new(ggml_backend_t backend, struct ggml_cgraph *graph, const pg_step *steps, int n_steps, int *unsupported_node);

@@ -2,6 +2,10 @@
 
 #include "devices.h"
 
+#include "ggml-backend-impl.h"
+
+#include <pthread.h>
+
 void pg_set_n_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_dev_t device = ggml_backend_get_device(backend);
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
@@ -48,4 +52,37 @@ int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const 
     }
     ggml_free(ctx);
     return found;
+}
+
+// ggml puts results in a processor's memory at multiples of 32 bytes. Where those are no multiples of a cache line, as one input
+// of an odd size behind them makes it, every second store of AVX-512 touches two lines.
+static const size_t cache_line = 64;
+
+static size_t line_alignment(ggml_backend_buffer_type_t type) {
+    (void) type;
+    return cache_line;
+}
+
+static ggml_backend_buffer_t plain_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    return ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(type->device), size);
+}
+
+// Processors are one device.
+static struct ggml_backend_buffer_type lines;
+static pthread_mutex_t making_lines = PTHREAD_MUTEX_INITIALIZER;
+
+ggml_backend_buffer_type_t pg_result_buffer_type(ggml_backend_dev_t device) {
+    ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(device);
+    if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU || ggml_backend_buft_get_alignment(plain) >= cache_line) {
+        return plain;
+    }
+    pthread_mutex_lock(&making_lines);
+    if (!lines.device) {
+        lines = *plain;
+        lines.iface.get_alignment = line_alignment;
+        lines.iface.alloc_buffer = plain_buffer;
+        lines.device = device;
+    }
+    pthread_mutex_unlock(&making_lines);
+    return &lines;
 }

@@ -15,6 +15,9 @@ int pg_extra_buffer_types(ggml_backend_dev_t device, ggml_backend_buffer_type_t 
 int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const int64_t * ne, bool experts,
                           const ggml_backend_buffer_type_t * candidates, int n);
 
+// Where results of graphs lie: the device's own buffers, on processors each tensor at a multiple of a cache line.
+ggml_backend_buffer_type_t pg_result_buffer_type(ggml_backend_dev_t device);
+
 #ifdef __cplusplus
 }
 #endif
