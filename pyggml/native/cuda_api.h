@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 14
+#define PGC_ABI 15
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.

@@ -1,4 +1,4 @@
-// Questions to a device's backend module that ggml answers only through its registry.
+// What a device's backend module can be told and asked, where ggml answers only through its registry; and where results lie.
 
 #include "devices.h"
 
@@ -54,8 +54,8 @@ int pg_weight_buffer_type(ggml_backend_dev_t device, enum ggml_type type, const 
     return found;
 }
 
-// ggml puts results in a processor's memory at multiples of 32 bytes. Where those are no multiples of a cache line, as one input
-// of an odd size behind them makes it, every second store of AVX-512 touches two lines.
+// ggml puts results in a processor's memory at multiples of 32 bytes, in buffers that begin at multiples of 64. Behind one
+// input of an odd size they lie across cache lines, and every store of AVX-512 touches two.
 static const size_t cache_line = 64;
 
 static size_t line_alignment(ggml_backend_buffer_type_t type) {

@@ -14,6 +14,7 @@ extern "C" {
 #define PG_FUSED_MAX_COLUMNS 16
 #define PG_FUSED_MAX_TOKENS 8    // of routers and experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
+#define PG_FUSED_MAX_RATED 512   // experts, of one column
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
 
@@ -53,10 +54,15 @@ typedef struct {
 } pg_fused_heads;
 
 // For each token, out = residual + the sum over its chosen experts of weight * (down . gate(gate . x, up . x)).
+// With `rated` ids and weights are not written: the experts rated highest are chosen, each with its share of the softmax of all
+// ratings, over the sum of the chosen ones' (least at least) if they are normalised, times scale.
 typedef struct {
     const struct ggml_tensor * x;
     const struct ggml_tensor * ids;
     const struct ggml_tensor * weights;
+    const struct ggml_tensor * rated;
+    bool is_normalised;
+    float least, scale;
     const struct ggml_tensor * gate;  // matrices of all experts
     const struct ggml_tensor * up;
     const struct ggml_tensor * down;
@@ -74,7 +80,7 @@ typedef struct {
     // the place of ours that come behind them: llama-8b lost a seventh of its speed.
     bool is_before_ours;
     bool is_behind_ours;  // a launch of ours came before
-    bool is_before_sum;   // what comes next is a sum over ranks
+    bool is_before_sum;   // the launch of ours that comes next is a sum over ranks
     pg_fused_products products;
     pg_fused_heads heads;
     pg_fused_experts experts;

@@ -26,13 +26,82 @@ struct expert_kernel {
         __device__ __forceinline__ choice(char * memory) :
             expert(reinterpret_cast<int *>(memory)), weight(reinterpret_cast<float *>(memory) + MAX_CHOSEN) {}
 
-        // Ends with a barrier.
-        __device__ __forceinline__ void learn(const expert_products & p) {
+        // A token's experts by their ratings, `scratch` being room for those and a number of each warp. An expert's place is the
+        // number of those that are rated higher, or as high and come before it. Ends with a barrier.
+        static __device__ __forceinline__ void choose(const expert_choice & of, int token, int n_used, int * expert, float * weight,
+                                                      float * scratch) {
+            constexpr int A_THREAD = MAX_RATED / N_INPUT_THREADS;
+            const int i = threadIdx.x, warp = i / 32;
+            float * sums = scratch + MAX_RATED;
+            float rating[A_THREAD];
+            int place[A_THREAD] = {};
+#pragma unroll
+            for (int k = 0; k < A_THREAD; k++) {
+                const int number = i + k * N_INPUT_THREADS;
+                rating[k] = number < of.n_rated ? __ldcg(of.ratings + token * of.n_rated + number) : -INFINITY;
+                scratch[number] = rating[k];
+            }
+            if (i < n_used) {
+                expert[i] = i;  // stays where ratings are no numbers
+            }
+            __syncthreads();
+            float highest = -INFINITY;
+            for (int other = 0; other < of.n_rated; other++) {
+                const float rated = scratch[other];
+                highest = fmaxf(highest, rated);
+#pragma unroll
+                for (int k = 0; k < A_THREAD; k++) {
+                    place[k] += rated > rating[k] || (rated == rating[k] && other < i + k * N_INPUT_THREADS);
+                }
+            }
+            float power[A_THREAD], part = 0;
+#pragma unroll
+            for (int k = 0; k < A_THREAD; k++) {
+                power[k] = expf(rating[k] - highest);
+                part += power[k];
+            }
+            part = warp_sum(part);
+            if (i % 32 == 0) {
+                sums[warp] = part;
+            }
+            __syncthreads();
+            float total = 0;
+            for (int w = 0; w < N_PRODUCT_WARPS; w++) {
+                total += sums[w];
+            }
+#pragma unroll
+            for (int k = 0; k < A_THREAD; k++) {
+                if (place[k] < n_used && i + k * N_INPUT_THREADS < of.n_rated) {
+                    expert[place[k]] = i + k * N_INPUT_THREADS;
+                    weight[place[k]] = power[k] / total;
+                }
+            }
+            __syncthreads();
+            float all = 0;
+            for (int k = 0; k < n_used && of.is_normalised; k++) {
+                all += weight[k];
+            }
+            __syncthreads();
+            if (i < n_used) {
+                const float share = of.is_normalised ? weight[i] / fmaxf(all, of.least) : weight[i];
+                weight[i] = total == total ? share * of.scale : total;
+            }
+            __syncthreads();
+        }
+
+        // `scratch` is room that nobody uses yet. Ends with a barrier.
+        __device__ __forceinline__ void learn(const expert_products & p, float * scratch) {
+            const bool is_made = !IS_GATED || !p.choice.ratings;
+            for (int token = 0; token < p.n_columns && !is_made; token++) {
+                choose(p.choice, token, p.n_used, expert + token * p.n_used, weight + token * p.n_used, scratch);
+            }
             const int i = threadIdx.x;
             if (i < p.n_columns * p.n_used) {
                 const int token = i / p.n_used, place = i % p.n_used;
-                expert[i] = __ldcg(p.ids + token * p.ids_stride + place);
-                weight[i] = __ldcg(p.weights + token * p.weights_stride + place);
+                if (is_made) {
+                    expert[i] = __ldcg(p.ids + token * p.ids_stride + place);
+                    weight[i] = __ldcg(p.weights + token * p.weights_stride + place);
+                }
                 if (IS_GATED && blockIdx.x == 0) {
                     p.kept_ids[i] = expert[i];
                     p.kept_weights[i] = weight[i];
@@ -151,7 +220,7 @@ struct expert_kernel {
             }
         };
         const auto ask = [&] {
-            chosen.learn(p);
+            chosen.learn(p, reinterpret_cast<float *>(memory));
             if (IS_GATED) {
                 let_next_start();
             }

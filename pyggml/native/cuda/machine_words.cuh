@@ -35,8 +35,8 @@ static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Warps of a block that share `barrier` (1 to 15) wait for each other.
-// For barriers 1 and 2. A variable in their place has the compiler set all 16 of a block aside.
+// Warps of a block that share `barrier`, 1 or 2, wait for each other. A variable in its place has the compiler set all 16 of
+// a block aside.
 static __device__ __forceinline__ void wait_for_group(int barrier, int n_threads) {
     if (barrier == 1) {
         asm volatile("bar.sync 1, %0;" ::"r"(n_threads) : "memory");

@@ -8,12 +8,12 @@
 
 constexpr int N_PRODUCT_WARPS = N_INPUT_THREADS / 32;
 
-// Of a thread, so that two blocks leave room for blocks of a sum over ranks or of attention: a block that found none would be
-// dealt to a processor that has one of its kernel already, and the whole product take nearly twice as long.
+// Of a thread, so that two blocks leave room for one of a sum over ranks, which waits for one of them: else the other finds none,
+// is dealt to a processor that has one of its kernel already, and the whole product takes nearly twice as long.
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
 #define PRODUCT_REGISTERS __maxnreg__(104)
 #else
-#define PRODUCT_REGISTERS __launch_bounds__(32 * N_PRODUCT_WARPS, 2)
+#define PRODUCT_REGISTERS __launch_bounds__(32 * (N_PRODUCT_WARPS + 1), 2)
 #endif
 
 template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>

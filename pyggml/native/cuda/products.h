@@ -8,7 +8,8 @@
 constexpr int MAX_PRODUCTS = 3;
 constexpr int MAX_COLUMNS = 16;
 
-// When the next launch of ours may start: once this one has ended, at once, or once this one has read its input.
+// When the next launch of ours may start: once this one has ended, at once, or once this one has read its input (by products
+// of several columns and routers at once, too).
 enum start_of_next { NEXT_AT_END, NEXT_AT_ONCE, NEXT_WITH_INPUT };
 
 enum product_gate { GATE_NONE = 0, GATE_SWIGLU = 1, GATE_GEGLU = 2 };

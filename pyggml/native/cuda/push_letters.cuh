@@ -5,7 +5,7 @@
 
 #include "push_rank.cuh"
 
-// Few, so that a block finds registers beside two blocks of products (PRODUCT_REGISTERS), which it waits for.
+// Few, so that a block finds registers beside two blocks of products (PRODUCT_REGISTERS), one of which it waits for.
 constexpr int LETTER_N_THREADS = 128;
 
 // Sums that travel as letters have four numbers a thread. Ranks must agree on it, so it depends on n only.
