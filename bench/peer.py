@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_MAX_TRIES = 3
+_MAX_TRIES = 8
 # What pyggml tells ggml in the environment when it is imported; llama.cpp records its launches by itself.
 _OURS = ("GGML_CUDA_DISABLE_GRAPHS",)
 
@@ -73,9 +73,9 @@ def parallel_speeds(
     command = ["llama-batched-bench", "-m", path, "-fa", "on", "--output-format", "jsonl", *flags]
     command += ["-npp", str(n_prompt), "-ntg", str(n_gen), "-c", str(max(counts) * (n_prompt + n_gen))]
     left = list(counts)
-    for _ in range(_MAX_TRIES):
-        # It may lose the last lines that it prints, so one more run comes after those that are wanted.
-        runs = [n for n in left for _ in range(n_runs)] + [min(left)]
+    for n_tries in range(1, _MAX_TRIES + 1):
+        # It may lose the last lines that it prints, so more runs come after those that are wanted.
+        runs = [n for n in left for _ in range(n_runs)] + [min(left)] * n_tries
         found: dict[int, list[float]] = {n: [] for n in left}
         for line in _lines([*command, "-npl", ",".join(map(str, runs))], env):
             n = int(line["pl"])
