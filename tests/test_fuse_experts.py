@@ -111,6 +111,13 @@ def test_a_choice_that_something_else_reads_is_made_before(monkeypatch: pytest.M
         assert n_taken(g) == [N_NODES + 1]
 
 
+def test_shares_of_a_sum_that_may_be_nothing_are_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gg, "clamp", lambda x, *_: x)
+    with gg.Graph(cpu()) as g:
+        build_as_models_do(g, Experts(used=USED), extra={})
+        assert n_taken(g) == [N_NODES + 1]
+
+
 def test_more_experts_than_a_block_can_rate_are_rated_before() -> None:
     with gg.Graph(cpu()) as g:
         build_as_models_do(g, Experts(used=USED, n_experts=513), extra={})

@@ -22,8 +22,8 @@ static bool is_start_of(const struct ggml_tensor * t, const struct ggml_tensor *
 // The chosen ones' sum, held to a least, and each one's share of it.
 static const struct ggml_tensor * take_share(pg_fuse_run * r, const struct ggml_tensor * weights, pg_fused_experts * e) {
     const struct ggml_tensor * sum = pg_fuse_take(r, GGML_OP_SUM_ROWS);
-    const struct ggml_tensor * held = pg_fuse_take(r, GGML_OP_CLAMP);
-    const struct ggml_tensor * share = pg_fuse_take(r, GGML_OP_DIV);
+    const struct ggml_tensor * held = sum ? pg_fuse_take(r, GGML_OP_CLAMP) : NULL;
+    const struct ggml_tensor * share = held ? pg_fuse_take(r, GGML_OP_DIV) : NULL;
     if (!share || pg_behind(sum->src[0]) != weights || held->src[0] != sum || pg_behind(share->src[0]) != weights ||
         share->src[1] != held || parameter(held, 1) != INFINITY) {
         return NULL;
