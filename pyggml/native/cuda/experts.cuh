@@ -8,7 +8,8 @@
 #include "experts.h"
 #include "products.cuh"
 
-template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
+// CHOOSES: a gated one makes the choice itself.
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE, bool CHOOSES>
 struct expert_kernel {
     using product = product_kernel<W, 1, ROWS, IS_GATED, IS_LOOSE>;
     using tile_place = typename product::tile_place;
@@ -91,14 +92,13 @@ struct expert_kernel {
 
         // `scratch` is room that nobody uses yet. Ends with a barrier.
         __device__ __forceinline__ void learn(const expert_products & p, float * scratch) {
-            const bool is_made = !IS_GATED || !p.choice.ratings;
-            for (int token = 0; token < p.n_columns && !is_made; token++) {
+            for (int token = 0; token < p.n_columns && CHOOSES; token++) {
                 choose(p.choice, token, p.n_used, expert + token * p.n_used, weight + token * p.n_used, scratch);
             }
             const int i = threadIdx.x;
             if (i < p.n_columns * p.n_used) {
                 const int token = i / p.n_used, place = i % p.n_used;
-                if (is_made) {
+                if constexpr (!CHOOSES) {
                     expert[i] = __ldcg(p.ids + token * p.ids_stride + place);
                     weight[i] = __ldcg(p.weights + token * p.weights_stride + place);
                 }
@@ -268,10 +268,10 @@ struct expert_kernel {
     }
 };
 
-template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE, bool CHOOSES>
 static __global__ void PRODUCT_REGISTERS multiply_experts(const __grid_constant__ expert_products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
-    expert_kernel<W, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);
+    expert_kernel<W, ROWS, IS_GATED, IS_LOOSE, CHOOSES>::run(p, memory);
 #endif
 }

@@ -26,7 +26,7 @@ struct expert_products : products {
     int32_t * kept_ids;  // where a gated launch keeps both for the next one, without gaps
     float * kept_weights;
     int64_t expert_bytes;
-    expert_choice choice;
     int n_used;
     int n_result_tiles;  // tiles that make up one row of results
+    expert_choice choice;
 };
