@@ -114,14 +114,12 @@ def exact(case: Experts, inputs: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(total + inputs.get("residual", 0.0))
 
 
-def build_as_models_do(
-    g: gg.Graph, case: Experts, *, extra: dict[str, gg.Tensor], scale: float = 1.0, **router: object
-) -> None:
+def build_as_models_do(g: gg.Graph, case: Experts, *, extra: dict[str, gg.Tensor], **router: object) -> None:
     """The engine's own nodes for the case, with further weights of the block."""
     weights = {f"blk.0.ffn_{name}_exps.weight": matrix for name, matrix in case.matrices(g).items()} | extra
     chosen = {"kind": "softmax", "n_group": 1, "n_group_used": 1, "normalise": True, "weighs_inputs": False}
     hp = SimpleNamespace(
-        n_embd=case.k, n_expert=case.n_experts, n_expert_used=case.used, expert_weights_scale=scale,
+        n_embd=case.k, n_expert=case.n_experts, n_expert_used=case.used, expert_weights_scale=1.0,
         router=SimpleNamespace(**chosen | router),
     )  # fmt: skip
     f = SimpleNamespace(hp=hp, graph=g, is_mixed=False, maybe=weights.get, weight=weights.__getitem__)

@@ -13,13 +13,15 @@ import pyggml as gg
 from pyggml._ffi import ffi, lib
 
 EPS = 1e-5
+SPARE_ROWS = 44  # of a slot, behind the window
 
 
 @dataclass(frozen=True)
 class Case:
     """A layer's part: `n` columns of `k` values, `rows` rows of weights of one type.
 
-    With is_exact the weights are float32 of the same values, so that activations are not rounded.
+    Attention sees `n_kv` rows. With is_exact the weights are float32 of the same values, so that activations are not
+    rounded.
     """
 
     kind: str
@@ -30,10 +32,12 @@ class Case:
     head_dim: int = 64
     is_neox: bool = False
     is_exact: bool = False
+    n_kv: int = 256
 
     def __str__(self) -> str:
         tail = f"-{self.head_dim}{'neox' if self.is_neox else ''}" if "heads" in self.kind else ""
-        return f"{self.kind}-{self.type}-{self.rows}x{self.k}-{self.n}{tail}"
+        window = f"-{self.n_kv}" if "attends" in self.kind else ""
+        return f"{self.kind}-{self.type}-{self.rows}x{self.k}-{self.n}{tail}{window}"
 
 
 @functools.lru_cache(maxsize=128)
@@ -90,7 +94,8 @@ def build(g: gg.Graph, case: Case) -> dict[str, np.ndarray]:
 
 
 def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
-    n, d, n_head, n_head_kv = case.n, case.head_dim, 4, 2
+    n, d = case.n, case.head_dim
+    n_head, n_head_kv = (6, 2) if "three" in case.kind else (24, 2) if "twelve" in case.kind else (4, 2)
     positions = g.input("positions", (n,), "i32")
     rows = g.input("rows", (n,), "i64")
 
@@ -110,11 +115,18 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
         n_dims = d // 2 if "part" in case.kind else d
         return gg.rope(y, positions, n_dims=n_dims, neox=case.is_neox, freq_factors=factors, **yarn)
 
+    attends = "attends" in case.kind
+    n_rows = (n + 1) * (case.n_kv + SPARE_ROWS) + 1 if attends else 40
+    tables = {name: g.state(name, (n_rows, n_head_kv * d), "f16") for name in ("k", "v")}
+    if attends:
+        for name, table in tables.items():
+            earlier = g.input(f"{name} earlier", table.shape)
+            tables[name] = g.do(gg.set_rows(table, earlier, g.input(f"{name} rows", (n_rows,), "i64")))
     q = g.do(project("q", n_head, 6))
-    tables = {}
     for name, seed in (("k", 7), ("v", 8)):
-        table = g.state(name, (40, n_head_kv * d), "f16")
-        tables[name] = g.do(gg.set_rows(table, project(name, n_head_kv, seed).reshape(n, -1), rows))
+        tables[name] = g.do(gg.set_rows(tables[name], project(name, n_head_kv, seed).reshape(n, -1), rows))
+    if attends:
+        return _attend(g, case, q, tables)
     g.output("q", q.reshape(n, n_head, d).permute(1, 0, 2).cont())
     for name, table in tables.items():
         g.output(name, table.cast("f32"))
@@ -122,6 +134,38 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
         "positions": np.arange(11, 11 + n, dtype=np.int32),
         "rows": np.arange(30, 30 - n, -1, dtype=np.int64),
     }
+
+
+def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor]) -> dict[str, np.ndarray]:
+    """One token of each of n sequences, in slots behind the first; the last one's own row may lie behind them all."""
+    n, d, n_kv, slot_rows = case.n, case.head_dim, case.n_kv, case.n_kv + SPARE_ROWS
+    n_head, width = q.shape[1], tables["k"].shape[-1]
+    slot, row = slot_rows * width * 2, width * 2
+    windows = [
+        gg.view(tables[name], (n, n_kv, width // d, d), (slot, row, d * 2), slot).permute(0, 2, 1, 3)
+        for name in ("k", "v")
+    ]
+    q = q.reshape(n, 1, n_head, d)
+    mask = g.input("mask", (n, 1, 1, n_kv), "f16")
+    if "two-tokens" in case.kind:
+        q, mask = gg.concat(q, q, 1), gg.concat(mask, mask, 2)
+    sinks = g.weight(random(n_head, seed=9)) if "sinks" in case.kind else None
+    seen = gg.flash_attn(
+        q.permute(0, 2, 1, 3), *windows, mask, scale=d**-0.5,
+        softcap=2.0 if "capped" in case.kind else 0.0, sinks=sinks,
+    )  # fmt: skip
+    g.output("seen", g.do(seen))
+    for name, table in tables.items():
+        g.output(name, table.cast("f32"))
+    positions = (n_kv // 2 + 37 * np.arange(n) + 5) % n_kv
+    rows = slot_rows * np.arange(1, n + 1) + positions
+    if "outside" in case.kind:
+        rows[-1] = (n + 1) * slot_rows
+    is_seen = np.arange(n_kv) <= positions[:, None]
+    mask_of = np.where(is_seen, np.float16(0), np.float16(-np.inf)).reshape(n, 1, 1, n_kv)
+    earlier = {f"{name} earlier": random(*table.shape, seed=10) for name, table in tables.items()}
+    all_rows = {f"{name} rows": np.arange(table.shape[0]) for name, table in tables.items()}
+    return {"positions": positions.astype(np.int32), "rows": rows, "mask": mask_of, **earlier, **all_rows}
 
 
 def op_name(node: object) -> str:

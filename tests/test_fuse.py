@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,58 @@ def test_attention_inputs_are_one_run_up_to_the_cache(kind: str, n: int) -> None
         g.build()
         runs = [fused for _, fused in matches(g) if fused is not None]
     assert len(runs) == 1 and runs[0].has_heads
+
+
+def attention_of(case: Case) -> tuple[bool, bool]:
+    """Whether the one run of a layer's part ends with attention, and whether our attention is taken."""
+    with gg.Graph(cpu()) as g:
+        build(g, case)
+        g.build()
+        (fused,) = [fused for _, fused in matches(g) if fused is not None]
+        return fused.heads.attention != ffi.NULL, bool(lib.pg_fuse_attends(fused))
+
+
+@pytest.mark.parametrize("kind", ["", "-qk-three", "-sinks-twelve", "-outside", "-yarn-factors", "-capped"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_attention_of_one_token_a_sequence_is_part_of_the_run(kind: str, head_dim: int) -> None:
+    case = Case("heads-attends" + kind, n=3, head_dim=head_dim, is_neox=True)
+    assert attention_of(case) == (True, True)
+    assert attention_of(replace(case, n=1)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("heads-attends", head_dim=96),
+        Case("heads-attends-part", head_dim=64, is_neox=True),
+        Case("heads-attends-part", head_dim=256, is_neox=True, n_kv=384),
+        Case("heads-attends-two-tokens"),
+    ],
+    ids=str,
+)
+def test_other_attention_stays_with_ggml(case: Case) -> None:
+    assert attention_of(case) == (False, False)
+
+
+def test_attention_can_be_left_to_ggml_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", "products,columns")
+    assert attention_of(Case("heads-attends")) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("case", "is_ours"),
+    [
+        (Case("heads-attends", n_kv=4096), True),
+        (Case("heads-attends", n_kv=4352), False),
+        (Case("heads-attends-twelve", n_kv=512), True),
+        (Case("heads-attends-twelve", n_kv=768), False),  # many heads of Q on one of K
+        (Case("heads-attends", n=16), True),
+        (Case("heads-attends-twelve", n=16), False),  # in two parts
+    ],
+    ids=str,
+)
+def test_of_large_windows_and_many_sequences_ggmls_attention_is_the_faster(case: Case, is_ours: bool) -> None:
+    assert attention_of(case) == (True, is_ours)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from expert_graphs import Experts, build, build_as_models_do
 from fused_graphs import matches
 from graphs import cpu, random
 
 import pyggml as gg
-from pyggml.engine.blocks import experts
 
 USED = 4
 
@@ -61,66 +58,9 @@ def test_so_are_other_shapes(case: Experts, n_nodes: int) -> None:
     "router", [{}, {"normalise": False}, {"kind": "sigmoid"}, {"kind": "chosen", "normalise": False}], ids=str
 )
 @pytest.mark.parametrize("n", [1, 3])
-def test_models_have_such_runs(router: dict[str, object], n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYGGML_FUSED", "experts,experts-columns")
+def test_models_have_such_runs(router: dict[str, object], n: int) -> None:
     with gg.Graph(cpu()) as g:
         build_as_models_do(g, Experts(n=n, used=USED), extra={}, **router)
-        assert n_taken(g) == [N_NODES + 1]
-
-
-# Softmax, order and its beginning, the chosen ones' shares; then their sum, held, divided by; with changes of shape.
-N_CHOICE = 6
-N_NORMALISED = 5
-
-
-@pytest.mark.parametrize(
-    ("router", "n_more"),
-    [
-        ({}, N_CHOICE + N_NORMALISED),
-        ({"normalise": False}, N_CHOICE),
-        ({"normalise": False, "scale": 2.5}, N_CHOICE + 1),
-        ({"scale": 2.5}, N_CHOICE + N_NORMALISED + 1),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("n", [1, 3])
-def test_experts_choose_by_a_softmax_of_ratings(router: dict[str, object], n_more: int, n: int) -> None:
-    with gg.Graph(cpu()) as g:
-        build_as_models_do(g, Experts(n=n, used=USED), extra={}, **router)
-        assert n_taken(g) == [N_NODES + 1 + n_more]
-
-
-@pytest.mark.parametrize("router", [{"kind": "sigmoid"}, {"kind": "chosen", "normalise": False}], ids=str)
-def test_other_choices_are_made_before(router: dict[str, object]) -> None:
-    with gg.Graph(cpu()) as g:
-        build_as_models_do(g, Experts(used=USED), extra={}, **router)
-        assert n_taken(g) == [N_NODES + 1]
-
-
-def test_a_choice_that_something_else_reads_is_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    route = experts.route
-
-    def kept(f: Any, *rest: Any) -> tuple[gg.Tensor, gg.Tensor]:
-        ids, weights = route(f, *rest)
-        f.graph.output("weights", weights * 2.0)
-        return ids, weights
-
-    monkeypatch.setattr(experts, "route", kept)
-    with gg.Graph(cpu()) as g:
-        build_as_models_do(g, Experts(used=USED), extra={})
-        assert n_taken(g) == [N_NODES + 1]
-
-
-def test_shares_of_a_sum_that_may_be_nothing_are_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gg, "clamp", lambda x, *_: x)
-    with gg.Graph(cpu()) as g:
-        build_as_models_do(g, Experts(used=USED), extra={})
-        assert n_taken(g) == [N_NODES + 1]
-
-
-def test_more_experts_than_a_block_can_rate_are_rated_before() -> None:
-    with gg.Graph(cpu()) as g:
-        build_as_models_do(g, Experts(used=USED, n_experts=513), extra={})
         assert n_taken(g) == [N_NODES + 1]
 
 

@@ -56,8 +56,6 @@ CASES = [
 ]
 
 
-# Kinds that choose by ratings.
-RATED = ("gate-rated", "gate-rated-normed")
 # Tokens, experts a token, weights, rows, kind, processors.
 EXPERT_CASES = [
     *(
@@ -73,8 +71,6 @@ EXPERT_CASES = [
         for kind in ("gate", "sum")
     ),
     *((kind_of, n, 8, 256, 101, "sum-residual", 2) for kind_of in TYPES for n in (1, 4)),
-    *(("q4_k", n, used, 256, 40, kind, 2) for n, used in ((1, 8), (3, 2), (2, 1)) for kind in RATED),
-    *((kind_of, 1, 4, 256, 24, "gate-rated", 2) for kind_of in SMALL_BLOCKS),
     ("mxfp4", 4, 1, 96, 17, "sum", 2),
     ("q4_k", 1, 2, 4352, 16, "sum", 1),
     ("q4_k", 2, 8, 1536, 24, "sum", 2),

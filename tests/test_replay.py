@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fused_graphs
 import numpy as np
 import pytest
 from fused_graphs import matrix
@@ -25,11 +26,14 @@ from pyggml.engine.plan import Plan
 class Recorder:
     """A table of functions as the CUDA module has it, with counts of what was called."""
 
-    def __init__(self, *, refusal: str = "", fails_to_end: bool = False, fuses: bool = False) -> None:
+    def __init__(
+        self, *, refusal: str = "", fails_to_end: bool = False, fuses: bool = False, attends: bool = False
+    ) -> None:
         self.calls: list[str] = []
-        self.refusal, self.fails_to_end, self.fuses = refusal, fails_to_end, fuses
+        self.refusal, self.fails_to_end, self.fuses, self.attends = refusal, fails_to_end, fuses, attends
         self.api = ffi.new("pgc_api *")
-        names = "can_capture", "capture_begin", "capture_end", "graph_launch", "graph_free", "can_fuse", "fuse_launch"
+        recorded = "can_capture", "capture_begin", "capture_end", "graph_launch", "graph_free"
+        names = *recorded, "can_fuse", "can_attend", "fuse_launch"
         self._kept = [self._set(name) for name in names]
 
     def _set(self, name: str) -> Any:
@@ -61,8 +65,11 @@ class Recorder:
     def can_fuse(self, backend: Any) -> bool:
         return self.fuses
 
+    def can_attend(self, backend: Any) -> bool:
+        return self.attends
+
     def fuse_launch(self, fused: Any, backend: Any, why: Any, size: int) -> bool:
-        self.calls.append("fused")
+        self.calls.append("attention" if fused.heads.attention != ffi.NULL else "fused")
         return True
 
 
@@ -247,3 +254,23 @@ def test_graphs_of_ggml_itself_are_off_where_ours_are(tmp_path: Path, monkeypatc
     with pytest.raises(gg.BuildError, match="no CPU backend"):
         device_module._load_modules.__wrapped__()
     assert os.environ["GGML_CUDA_DISABLE_GRAPHS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("recorder", "n_kv", "is_ours"),
+    [
+        ({"fuses": True, "attends": True}, 256, True),
+        ({"fuses": True, "attends": True}, 4352, False),
+        ({"fuses": True}, 256, False),
+    ],
+    indirect=["recorder"],
+)
+def test_attention_that_is_not_ours_is_computed_behind_our_heads(n_kv: int, is_ours: bool, recorder: Recorder) -> None:
+    """The stand-in computes nothing, so what changes with V is ggml's."""
+    with gg.Backend("cpu") as backend:
+        graph = gg.Graph(backend)
+        inputs = fused_graphs.build(graph, fused_graphs.Case("heads-attends", n_kv=n_kv))
+        found = [graph.run(**inputs | {"v earlier": size * inputs["v earlier"]})["seen"].copy() for size in (1, 2)]
+        assert np.array_equal(*found, equal_nan=True) is is_ours
+        assert recorder.calls == [name := "attention" if is_ours else "fused", "begin streaming", name, "end", "launch"]
+        graph.close()

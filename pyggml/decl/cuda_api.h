@@ -21,10 +21,12 @@ void pg_group_add_transport(pg_group *group, const pg_transport *transport, int6
 void pg_group_clear_transports(pg_group *group);
 
 typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
-typedef struct { int n_nodes; bool has_heads; bool is_experts; bool is_before_ours; bool is_behind_ours; bool is_before_sum; pg_fused_products products; ...; } pg_fused;
+typedef struct { const struct ggml_tensor *attention; ...; } pg_fused_heads;
+typedef struct { int n_nodes; bool has_heads; bool is_experts; bool is_before_ours; bool is_behind_ours; bool is_before_sum; pg_fused_products products; pg_fused_heads heads; ...; } pg_fused;
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
+bool pg_fuse_attends(const pg_fused *fused);
 typedef struct { int first, stop; bool is_fused; pg_fused fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
-typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; } pg_pieces;
+typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; ...; } pg_pieces;
 bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum, bool is_before_ours);
 void pg_pieces_free(pg_pieces *pieces);
 
@@ -55,6 +57,7 @@ typedef struct {
     bool (*graph_launch)(pgc_graph *graph, char *why, size_t why_size);
     void (*graph_free)(pgc_graph *graph);
     bool (*can_fuse)(ggml_backend_t backend);
+    bool (*can_attend)(ggml_backend_t backend);
     bool (*fuse_launch)(const pg_fused *fused, ggml_backend_t backend, char *why, size_t why_size);
     void (*sum_with)(const struct ggml_tensor *addend, struct ggml_tensor *out, bool is_before_ours);
     pgc_mark *(*mark_new)(ggml_backend_t backend, char *why, size_t why_size);

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define PGC_ABI 15
+#define PGC_ABI 16
 
 // The best of a row of logits: their ids, their values as floats, then how many were found or a code, the log of the
 // sum of the exponentials of the whole row as a float, and room to keep rows aligned. The codes are pg_candidates' own.
@@ -89,6 +89,7 @@ typedef struct {
     // Whether a backend's card has the kernels of fused runs; launches one on the backend's stream. A launch that cannot be
     // made (false) has computed nothing. After the first launch of a run it can be captured.
     bool (*can_fuse)(ggml_backend_t backend);
+    bool (*can_attend)(ggml_backend_t backend);  // runs that end with attention
     bool (*fuse_launch)(const pg_fused * fused, ggml_backend_t backend, char * why, size_t why_size);
 
     // The next sum that the calling thread launches by a transport that can add puts the sum of all ranks plus `addend` into

@@ -18,9 +18,9 @@ int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fuse
     if (pg_is_free(graph->nodes[first])) {
         return 0;
     }
-    const enum ggml_op op = graph->nodes[first]->op;
-    out->is_experts = op == GGML_OP_MUL_MAT_ID || (op == GGML_OP_SOFT_MAX && pg_fuse_takes("choice"));
-    bool is_taken = out->is_experts ? pg_match_experts(&r, &out->experts) : pg_match_products(&r, out);
+    out->is_experts = graph->nodes[first]->op == GGML_OP_MUL_MAT_ID;
+    const char * experts = graph->nodes[first]->ne[2] == 1 ? "experts" : "experts-columns";
+    bool is_taken = out->is_experts ? pg_fuse_takes(experts) && pg_match_experts(&r, &out->experts) : pg_match_products(&r, out);
     if (!is_taken && !out->is_experts && pg_fuse_takes("router")) {
         r = start;
         memset(out, 0, sizeof(*out));

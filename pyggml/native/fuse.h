@@ -14,7 +14,6 @@ extern "C" {
 #define PG_FUSED_MAX_COLUMNS 16
 #define PG_FUSED_MAX_TOKENS 8    // of routers and experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
-#define PG_FUSED_MAX_RATED 512   // experts, of one column
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
 
@@ -51,18 +50,16 @@ typedef struct {
     const struct ggml_tensor * k_rows;  // the nodes that write the cache
     const struct ggml_tensor * v_rows;
     int head_dim;
+    // The node that attends with them, one token a sequence, or NULL. With it the rotated Q is not written.
+    const struct ggml_tensor * attention;
+    int n_before_attention;  // nodes of the run, where attention is not taken after all
 } pg_fused_heads;
 
 // For each token, out = residual + the sum over its chosen experts of weight * (down . gate(gate . x, up . x)).
-// With `rated` ids and weights are not written: the experts rated highest are chosen, each with its share of the softmax of all
-// ratings, over the sum of the chosen ones' (least at least) if they are normalised, times scale.
 typedef struct {
     const struct ggml_tensor * x;
     const struct ggml_tensor * ids;
     const struct ggml_tensor * weights;
-    const struct ggml_tensor * rated;
-    bool is_normalised;
-    float least, scale;
     const struct ggml_tensor * gate;  // matrices of all experts
     const struct ggml_tensor * up;
     const struct ggml_tensor * down;
@@ -89,6 +86,9 @@ typedef struct {
 // Whether nodes of the laid-out graph from `first` on, before `stop`, can be computed as one; the number of nodes, or 0.
 // Addresses count: a run whose result would overwrite what another part of it still reads is none.
 int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out);
+
+// Whether our attention is the faster one for the window as it is now: windows move and grow between launches.
+bool pg_fuse_attends(const pg_fused * fused);
 
 #ifdef __cplusplus
 }

@@ -3,8 +3,6 @@
 
 #include "fuse_experts.h"
 
-#include "fuse_choice.h"
-#include "fuse_parts.h"
 #include "fuse_products.h"
 
 #include "ggml-impl.h"
@@ -78,17 +76,7 @@ static bool is_safe(const pg_fused_experts * e) {
     return !pg_overlap(e->out, e->residual) || e->out->data == e->residual->data;
 }
 
-// Those of one token were measured to be faster.
-static bool is_wanted(const pg_fused_experts * e) {
-    return pg_fuse_takes(e->ids->ne[1] == 1 ? "experts" : "experts-columns");
-}
-
 bool pg_match_experts(pg_fuse_run * r, pg_fused_experts * e) {
-    const bool has_choice = pg_fuse_peek(r, GGML_OP_SOFT_MAX) != NULL;
-    const pg_choice choice = has_choice ? pg_take_choice(r, e) : (pg_choice) { NULL, NULL };
-    if (has_choice && !choice.order) {
-        return false;
-    }
     const struct ggml_tensor * hidden = take_hidden(r, e);
     const struct ggml_tensor * down = hidden ? pg_fuse_take(r, GGML_OP_MUL_MAT_ID) : NULL;
     const struct ggml_tensor * weighted = down ? pg_fuse_take(r, GGML_OP_MUL) : NULL;
@@ -99,7 +87,7 @@ bool pg_match_experts(pg_fuse_run * r, pg_fused_experts * e) {
     e->weights = weighted->src[1];
     const bool is_one_each = e->weights->type == GGML_TYPE_F32 && ggml_is_contiguous(e->weights) && e->weights->ne[0] == 1 &&
                              ggml_nelements(e->weights) == ggml_nelements(e->ids);
-    if (!is_one_each || !pg_is_plain(e->x) || !has_few_tokens(e) || !fits(e) || !pg_is_of_choice(&choice, e) || !is_wanted(e)) {
+    if (!is_one_each || !pg_is_plain(e->x) || !has_few_tokens(e) || !fits(e)) {
         return false;
     }
     pg_fused_product sum = { .out = take_sum(r, weighted) };

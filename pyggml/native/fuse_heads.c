@@ -58,7 +58,6 @@ bool pg_take_heads(pg_fuse_run * r, const struct ggml_tensor * input, pg_fused_p
     h->rope = q;
     h->eps = q_eps;
     h->head_dim = (int) q->ne[0];
-    pg_fuse_write(r, q);
     // Positions, rows and weights are read while earlier kernels still run.
     const bool is_constant = pg_is_constant(q->src[1]) && pg_is_constant(q->src[2]) && pg_is_constant(h->k_rows->src[1]) &&
                              pg_is_constant(h->q_norm) && pg_is_constant(h->k_norm);

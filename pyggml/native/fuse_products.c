@@ -2,6 +2,7 @@
 
 #include "fuse_products.h"
 
+#include "fuse_attention.h"
 #include "fuse_heads.h"
 #include "fuse_parts.h"
 
@@ -133,6 +134,15 @@ static bool take_gate(pg_fuse_run * r, const struct ggml_tensor * input, pg_fuse
     return false;
 }
 
+// What heads end with: attention, or Q for whoever attends.
+static void take_end_of_heads(pg_fuse_run * r, pg_fused_heads * h) {
+    const pg_fuse_run heads = *r;
+    if (!pg_fuse_takes("attention") || !pg_take_attention(r, h)) {
+        *r = heads;
+        pg_fuse_write(r, h->rope);
+    }
+}
+
 // Blocks read x whole and at their own time, so no result may lie in it; a sum is written after all have read.
 static bool is_safe(const pg_fused_products * p) {
     for (int i = 0; i < p->n_products; i++) {
@@ -162,7 +172,9 @@ bool pg_match_products(pg_fuse_run * r, pg_fused * out) {
     const pg_fuse_run start = *r;
     const pg_fused_products one = *p;
     out->has_heads = pg_take_heads(r, input, p, &out->heads);
-    if (!out->has_heads) {
+    if (out->has_heads) {
+        take_end_of_heads(r, &out->heads);
+    } else {
         *r = start;
         *p = one;
         if (!take_gate(r, input, p)) {

@@ -21,7 +21,11 @@ static pg_piece * next(pg_pieces * pieces) {
     return piece;
 }
 
+// Nodes that compute nothing are no piece: what lies before them and behind are neighbours.
 static bool add_plain(pg_pieces * pieces, int first, int stop) {
+    while (first < stop && pg_is_free(pieces->graph->nodes[first])) {
+        first++;
+    }
     if (first == stop) {
         return true;
     }
@@ -132,21 +136,38 @@ bool pg_pieces_stream_weights(const pg_pieces * pieces) {
     return pg_pieces_n_fused(pieces) > 0;
 }
 
+static int compute(const pg_pieces * pieces, int first, int stop, ggml_backend_t backend) {
+    struct ggml_cgraph view = ggml_graph_view(pieces->graph, first, stop);
+    return ggml_backend_graph_compute_async(backend, &view);
+}
+
+static int launch(const pg_fused * fused, const pgc_api * api, ggml_backend_t backend) {
+    char why[200];
+    if (!api->fuse_launch(fused, backend, why, sizeof(why))) {
+        GGML_LOG_ERROR("%s\n", why);
+        return GGML_STATUS_FAILED;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// A run whose attention is ggml's this time.
+static int launch_without_attention(const pg_pieces * pieces, const pg_piece * piece, const pgc_api * api, ggml_backend_t backend) {
+    pg_fused heads = piece->fused;
+    heads.heads.attention = NULL;
+    heads.is_before_ours = false;
+    const int status = launch(&heads, api, backend);
+    return status == GGML_STATUS_SUCCESS ? compute(pieces, piece->first + heads.heads.n_before_attention, piece->stop, backend) : status;
+}
+
 int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_api * api, ggml_backend_t backend) {
     for (int i = first; i < stop; i++) {
         pg_piece * piece = &pieces->items[i];
-        if (!piece->is_fused) {
-            struct ggml_cgraph view = ggml_graph_view(pieces->graph, piece->first, piece->stop);
-            const enum ggml_status status = ggml_backend_graph_compute_async(backend, &view);
-            if (status != GGML_STATUS_SUCCESS) {
-                return status;
-            }
-            continue;
-        }
-        char why[200];
-        if (!api->fuse_launch(&piece->fused, backend, why, sizeof(why))) {
-            GGML_LOG_ERROR("%s\n", why);
-            return GGML_STATUS_FAILED;
+        const bool has_attention = piece->is_fused && piece->fused.heads.attention;
+        const int status = !piece->is_fused ? compute(pieces, piece->first, piece->stop, backend) :
+                           has_attention && !(pieces->may_attend && pg_fuse_attends(&piece->fused)) ? launch_without_attention(pieces, piece, api, backend) :
+                           launch(&piece->fused, api, backend);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
         }
     }
     return GGML_STATUS_SUCCESS;

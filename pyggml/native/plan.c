@@ -409,6 +409,7 @@ static int run_steps(pg_plan * plan) {
 void pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
     plan->api = api;
     plan->may_fuse = may_fuse && plan->api->can_fuse(plan->backend);
+    plan->pieces.may_attend = plan->may_fuse && plan->api->can_attend(plan->backend);
 }
 
 int pg_plan_n_fused(pg_plan * plan) {

@@ -1,4 +1,5 @@
-// CUDA's words for kernels that run on a processor: each thread of a block is a fiber, blocks run one after another.
+// CUDA's words for kernels that run on a processor: each thread of a block is a fiber, blocks run one after another, those of
+// a cluster in turns.
 // A warp runs until it waits for others, blocks in turn from the first warp on and from the last: without a barrier a
 // warp then uses what others have yet to write.
 #pragma once
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define __CUDA_ARCH__ 800
@@ -28,6 +30,7 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(2) char2 { signed char x, y; };
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -43,7 +46,7 @@ using cudaStream_t = void *;
 template <class Kernel>
 static cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) { return cudaSuccess; }
 
-constexpr int WARP = 32, MAX_THREADS = 256;
+constexpr int WARP = 32, MAX_THREADS = 256, MAX_TOGETHER = 8, MAX_FIBERS = MAX_THREADS * MAX_TOGETHER;
 constexpr size_t STACK_BYTES = 1 << 17, SHARED_BYTES = 227 * 1024;
 alignas(128) inline char memory[SHARED_BYTES];
 
@@ -55,19 +58,33 @@ struct meeting {
     long turn = 0;
 };
 
-struct fiber_block {
-    ucontext_t scheduler, fibers[MAX_THREADS];
-    std::vector<char> stacks = std::vector<char>(MAX_THREADS * STACK_BYTES);
-    bool is_done[MAX_THREADS];
+// The blocks of a cluster: block b has the fibers from b * blockDim.x on. `memory` is that of one of them at a time.
+struct fiber_blocks {
+    ucontext_t scheduler, fibers[MAX_FIBERS];
+    std::unique_ptr<char[]> stacks{new char[MAX_FIBERS * STACK_BYTES]};
+    bool is_done[MAX_FIBERS];
     int current = 0;
     std::function<void()> body;
-    meeting whole, named[16], warps[MAX_THREADS / WARP];
-    alignas(16) char words[MAX_THREADS][64];
+    meeting cluster, whole[MAX_TOGETHER], named[MAX_TOGETHER][16], warps[MAX_FIBERS / WARP];
+    alignas(16) char words[MAX_FIBERS][64];
     bool any = false;
     long n_moves = 0;  // of fibers that went on
     long n_blocks = 0;
+    int n_together = 1, shown = 0;
+    size_t n_shared = SHARED_BYTES;
+    std::vector<char> others[MAX_TOGETHER];  // memory of those that are not shown
 };
-inline fiber_block fibers;
+inline fiber_blocks fibers;
+
+static inline int block_of(int fiber) { return fiber / static_cast<int>(blockDim.x); }
+
+static inline void show(int block) {
+    if (block != fibers.shown) {
+        fibers.others[fibers.shown].assign(memory, memory + fibers.n_shared);
+        std::memcpy(memory, fibers.others[block].data(), fibers.n_shared);
+        fibers.shown = block;
+    }
+}
 
 static inline void fiber_main() {
     fibers.body();
@@ -89,8 +106,12 @@ static inline void meet(meeting & at, int n_members) {
     }
 }
 
+static inline dim3 place_in_grid(unsigned i) {
+    return dim3(i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y);
+}
+
 // Whether all its threads have ended.
-static inline bool run_warp(int warp) {
+static inline bool run_warp(int warp, unsigned first_block) {
     bool is_done = false;
     for (long n_moves = -1; n_moves != fibers.n_moves && !is_done;) {
         n_moves = fibers.n_moves;
@@ -98,7 +119,9 @@ static inline bool run_warp(int warp) {
         for (int i = warp * WARP; i < (warp + 1) * WARP; i++) {
             if (!fibers.is_done[i]) {
                 fibers.current = i;
-                threadIdx = dim3(static_cast<unsigned>(i), 0, 0);
+                threadIdx = dim3(static_cast<unsigned>(i) % blockDim.x, 0, 0);
+                blockIdx = place_in_grid(first_block + block_of(i));
+                show(block_of(i));
                 swapcontext(&fibers.scheduler, &fibers.fibers[i]);
                 is_done &= fibers.is_done[i];
             }
@@ -107,13 +130,18 @@ static inline bool run_warp(int warp) {
     return is_done;
 }
 
-static inline void run_block(const std::function<void()> & body, unsigned n_threads) {
+static inline void run_blocks(const std::function<void()> & body, unsigned first_block) {
     fibers.body = body;
+    fibers.shown = 0;
     std::memset(memory, 0xff, sizeof(memory));  // NaNs, as floats and halves
+    for (int b = 1; b < fibers.n_together; b++) {
+        fibers.others[b].assign(fibers.n_shared, static_cast<char>(0xff));
+    }
+    const unsigned n_threads = blockDim.x * fibers.n_together;
     for (unsigned i = 0; i < n_threads; i++) {
         fibers.is_done[i] = false;
         getcontext(&fibers.fibers[i]);
-        fibers.fibers[i].uc_stack.ss_sp = fibers.stacks.data() + i * STACK_BYTES;
+        fibers.fibers[i].uc_stack.ss_sp = fibers.stacks.get() + i * STACK_BYTES;
         fibers.fibers[i].uc_stack.ss_size = STACK_BYTES;
         makecontext(&fibers.fibers[i], fiber_main, 0);
     }
@@ -122,7 +150,7 @@ static inline void run_block(const std::function<void()> & body, unsigned n_thre
     for (bool is_done = false; !is_done;) {
         is_done = true;
         for (int w = 0; w < n_warps; w++) {
-            is_done &= run_warp(is_reversed ? n_warps - 1 - w : w);
+            is_done &= run_warp(is_reversed ? n_warps - 1 - w : w, first_block);
         }
     }
 }
@@ -144,8 +172,25 @@ static T __shfl_xor_sync(unsigned, T v, int offset) {
     return from_lane(v, [offset](int lane) { return lane ^ offset; });
 }
 
+template <class T, class Better>
+static T best_of_warp(T v, const Better & is_better) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        const T other = from_lane(v, [offset](int lane) { return lane ^ offset; });
+        v = is_better(other, v) ? other : v;
+    }
+    return v;
+}
+
+static inline unsigned __reduce_max_sync(unsigned, unsigned v) { return best_of_warp(v, std::greater<unsigned>()); }
+static inline int __reduce_min_sync(unsigned, int v) { return best_of_warp(v, std::less<int>()); }
+
+template <class T>
+static T __shfl_sync(unsigned, T v, int from) {
+    return from_lane(v, [from](int) { return from; });
+}
+
 static inline void __syncwarp() { meet(fibers.warps[fibers.current / WARP], WARP); }
-static inline void __syncthreads() { meet(fibers.whole, static_cast<int>(blockDim.x)); }
+static inline void __syncthreads() { meet(fibers.whole[block_of(fibers.current)], static_cast<int>(blockDim.x)); }
 static inline int __syncthreads_or(int v) {
     fibers.any = fibers.any || v;
     __syncthreads();

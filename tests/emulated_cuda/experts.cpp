@@ -1,6 +1,5 @@
 // Runs the source of products with chosen experts on a processor:
-// `experts TYPE TOKENS USED WEIGHTS ROWS KIND PROCESSORS`, KIND `gate`, or `sum`, with `-residual` if one is added;
-// `gate-rated` and `gate-rated-normed` make the choice themselves, of more experts than there are weights of.
+// `experts TYPE TOKENS USED WEIGHTS ROWS KIND PROCESSORS`, KIND `gate`, or `sum`, with `-residual` if one is added.
 // Prints the squared error over the squared size of the right results.
 
 #include "expert_launch.cuh"
@@ -33,8 +32,7 @@ static cudaError_t launch(const std::string & type, const expert_products & p, c
 int main(int, char ** argument) {
     const std::string type = argument[1], kind = argument[6];
     const int n_tokens = std::stoi(argument[2]), n_used = std::stoi(argument[3]), k = std::stoi(argument[4]), n_rows = std::stoi(argument[5]);
-    const bool is_gated = kind.starts_with("gate"), is_rated = kind.starts_with("gate-rated"), is_normed = kind == "gate-rated-normed",
-               has_residual = kind == "sum-residual";
+    const bool is_gated = kind == "gate", has_residual = kind == "sum-residual";
     const int n_chosen = n_tokens * n_used, n_inputs = is_gated ? n_tokens : n_chosen, n_results = is_gated ? n_chosen : n_tokens;
     const size_t row_bytes = k / shape_of(type).weights * shape_of(type).bytes;
     const std::vector<uint8_t> held[2] = {random_rows(type, N_EXPERTS * n_rows, k), random_rows(type, N_EXPERTS * n_rows, k)};
@@ -46,32 +44,7 @@ int main(int, char ** argument) {
         std::iota(ids.begin() + token * ids_stride, ids.begin() + (token + 1) * ids_stride, 0);
         std::shuffle(ids.begin() + token * ids_stride, ids.begin() + (token + 1) * ids_stride, generator);
     }
-    std::vector<float> weights = random_floats(n_tokens * weights_stride, 0.3f, 0.5f);
-
-    constexpr int N_RATED = 300;
-    constexpr float SCALE = 2.5f;
-    std::vector<float> ratings = random_floats(n_tokens * N_RATED, 2, 1);
-    for (int token = 0; token < n_tokens && is_rated; token++) {
-        float * of = ratings.data() + token * N_RATED;
-        for (int i = N_EXPERTS; i < N_RATED; i++) {
-            of[i] -= 9;
-        }
-        of[3] = of[1];  // the first of equals is chosen first
-        int32_t * order = ids.data() + token * ids_stride;
-        std::iota(order, order + N_EXPERTS, 0);
-        std::stable_sort(order, order + N_EXPERTS, [&](int a, int b) { return of[a] > of[b]; });
-        double total = 0, chosen = 0;
-        for (int i = 0; i < N_RATED; i++) {
-            total += std::exp(static_cast<double>(of[i]));
-        }
-        for (int i = 0; i < n_used; i++) {
-            chosen += std::exp(static_cast<double>(of[order[i]])) / total;
-        }
-        for (int i = 0; i < n_used; i++) {
-            const double share = std::exp(static_cast<double>(of[order[i]])) / total;
-            weights[token * weights_stride + i] = static_cast<float>(is_normed ? SCALE * share / chosen : share);
-        }
-    }
+    const std::vector<float> weights = random_floats(n_tokens * weights_stride, 0.3f, 0.5f);
 
     const std::vector<double> q = rounded(x);
     std::vector<double> right(static_cast<size_t>(n_results) * n_rows);
@@ -111,11 +84,6 @@ int main(int, char ** argument) {
     p.kept_ids = kept_ids.data();
     p.kept_weights = kept_weights.data();
     p.weights_stride = weights_stride;
-    if (is_rated) {
-        p.ids = nullptr;
-        p.weights = nullptr;
-        p.choice = {ratings.data(), N_RATED, is_normed, 1e-5f, is_normed ? SCALE : 1.0f};
-    }
     for (int m = 0; m <= is_gated; m++) {
         p.matrix[m].data = reinterpret_cast<const char *>(held[m].data());
         p.matrix[m].n_rows = n_rows;

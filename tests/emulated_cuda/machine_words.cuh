@@ -2,15 +2,15 @@
 // must be there, and what they write over must be of no more use.
 #pragma once
 
-#include "cuda_runtime.h"
+#include "cuda_fp16.h"
 
 struct late_copy {
     uint32_t to;
     const char * from;
 };
-inline std::vector<late_copy> late_copies[MAX_THREADS];
+inline std::vector<late_copy> late_copies[MAX_FIBERS];
 inline long n_copies = 0;
-inline std::vector<std::pair<uint32_t, std::vector<late_copy>>> arriving[MAX_THREADS];
+inline std::vector<std::pair<uint32_t, std::vector<late_copy>>> arriving[MAX_FIBERS];
 
 static inline uint32_t shared_address(const void * p) {
     return static_cast<uint32_t>(static_cast<const char *>(p) - memory);
@@ -42,7 +42,7 @@ static inline void wait_barrier(uint32_t barrier, int) {
     __syncwarp();
 }
 static inline void wait_for_group(int barrier, int n_threads) {
-    meet(fibers.named[barrier], n_threads);
+    meet(fibers.named[block_of(fibers.current)][barrier], n_threads);
 }
 static inline void bring_to_l2(const void *) {}
 static inline float fast_inverse(float v) { return 1.0f / v; }
@@ -89,6 +89,30 @@ static inline void multiply_unsigned(int c[4], const uint32_t a[4], int2 b) { mu
 static inline void multiply_half(int c[4], uint32_t a0, uint32_t a1, int b) {
     const uint32_t a[4] = {a0, a1, 0, 0};
     multiply<false>(c, a, make_int2(b, 0), 1);
+}
+static inline float2 floats_of(uint32_t halves) {
+    return make_float2(__half2float(__ushort_as_half(static_cast<unsigned short>(halves))),
+                       __half2float(__ushort_as_half(static_cast<unsigned short>(halves >> 16))));
+}
+static inline uint32_t halves_from(float low, float high) {
+    return __half_as_ushort(__float2half(low)) | static_cast<uint32_t>(__half_as_ushort(__float2half(high))) << 16;
+}
+static inline uint32_t transposed(uint32_t row) {
+    const std::vector<fragment> all = gather({{row, 0, 0, 0}, {0, 0}});
+    const int lane = threadIdx.x % WARP, column = lane / 4, t = lane % 4;
+    const auto at = [&](int r) { return all[4 * r + column / 2].a[0] >> 16 * (column % 2) & 0xffff; };
+    return at(2 * t) | at(2 * t + 1) << 16;
+}
+static inline void multiply_halves(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const std::vector<fragment> all = gather({{a[0], a[1], a[2], a[3]}, {static_cast<int>(b0), static_cast<int>(b1)}});
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 8; k++) {  // words of a row
+            const float2 left = floats_of(all[4 * g + k % 4].a[i / 2 + k / 4 * 2]);
+            const float2 right = floats_of(static_cast<uint32_t>(all[4 * (2 * t + i % 2) + k % 4].b[k / 4]));
+            c[i] += left.x * right.x + left.y * right.y;
+        }
+    }
 }
 static inline void load_matrices(uint32_t address, uint32_t r[4]) {
     const int lane = threadIdx.x % WARP;

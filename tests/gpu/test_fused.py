@@ -40,6 +40,12 @@ CASES = [
     *(Case(f"heads{tail}", n=n, k=512, head_dim=d, is_neox=neox)
       for tail in ("", "-qk", "-bias", "-yarn", "-factors", "-part") for n in (1, 3, 8, 16)
       for d in (64, 128, 256) for neox in (False, True)),
+    *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=n_kv)
+      for tail, n_kv in (("", 256), ("", 1536), ("-qk-three", 256), ("-sinks-twelve", 768), ("-outside", 256),
+                         ("-yarn-factors", 512))
+      for n in (1, 3, 16) for d in (64, 128, 256) for neox in (False, True)),
+    *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=4096)
+      for tail in ("-part", "-capped") for n in (1, 2) for d, neox in ((128, True), (256, True), (64, False))),
     *(Case(f"{added}normed-router", n=n, k=k, rows=rows, type="f32")
       for added in ("", "added-") for n in (1, 2, 8) for k, rows in ((2048, 128), (2880, 32), (5120, 257), (8192, 60))),
     *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6, 16) for kind_of in TYPES),
@@ -177,15 +183,23 @@ def check_heads(
     inputs: dict[str, np.ndarray],
     right: dict[str, np.ndarray],
 ) -> None:
-    """Q where it is left for attention, K and V in the cache: what reads them is not computed."""
+    """Attention's result, or Q where it is left for others, K and V in the cache: what reads them is not computed."""
     nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
-    q = next(node for node in nodes if op_name(node) == "ROPE")
-    stores = [node for node in nodes if op_name(node) == "SET_ROWS"]
-    for store in stores:
-        lib.ggml_backend_tensor_memset(store, 0, 0, 2 * right["k"].size)
-    compute_fused(g, backend, found)
-    heads = read(q, np.float32, right["q"].size).reshape(case.n, -1, case.head_dim).transpose(1, 0, 2)
-    ours = {"q": heads.reshape(right["q"].shape)}
+    stores = [node for node in nodes if op_name(node) == "SET_ROWS"][-2:]
+    ours = {}
+    if "attends" in case.kind:
+        for store in stores:
+            for row in inputs["rows"]:
+                lib.ggml_backend_tensor_memset(store, 0, row * store.nb[1], store.nb[1])
+        assert [fused.heads.attention != ffi.NULL for _, fused in found if fused is not None] == [True]
+        ours["seen"] = compute_fused(g, backend, found)["seen"]
+    else:
+        for store in stores:
+            lib.ggml_backend_tensor_memset(store, 0, 0, 2 * right["k"].size)
+        compute_fused(g, backend, found)
+        q = next(node for node in nodes if op_name(node) == "ROPE")
+        heads = read(q, np.float32, right["q"].size).reshape(case.n, -1, case.head_dim).transpose(1, 0, 2)
+        ours["q"] = heads.reshape(right["q"].shape)
     for name, store in zip(("k", "v"), stores):
         ours[name] = read(store, np.float16, right[name].size).reshape(right[name].shape)
-    check(case, inputs, ours, right, ("q", "k", "v"))
+    check(case, inputs, ours, right, ours)

@@ -59,6 +59,12 @@ static bool can_fuse_on(ggml_backend_t backend) {
     return find_place(backend, where, why) && can_fuse(where) && prepare_workspace(where, why);
 }
 
+static bool can_attend_on(ggml_backend_t backend) {
+    char text[200];
+    place where;
+    return find_place(backend, where, {text, sizeof(text)}) && can_attend(where);
+}
+
 static bool fuse_launch(const pg_fused * fused, ggml_backend_t backend, char * text, size_t text_size) {
     const reason why = {text, text_size};
     place where;
@@ -69,7 +75,7 @@ extern "C" __attribute__((visibility("default"))) const pgc_api * pgc_open(void)
     static const pgc_api api = {
         PGC_ABI,    find_card,  card_facts, enable_peer,   disable_peer, copy_between, push_new,     nccl_new, mover_new, check,
         time_transport, nccl_trial, choose_ints, choose, fill_mask, can_capture, capture_begin, capture_end,  graph_launch, free_graph,
-        can_fuse_on, fuse_launch, push_with, mark_new, mark_set, mark_wait, mark_free, poll_until, pairs_of, offer_likeliest, feed_likeliest,
+        can_fuse_on, can_attend_on, fuse_launch, push_with, mark_new, mark_set, mark_wait, mark_free, poll_until, pairs_of, offer_likeliest, feed_likeliest,
         side_new, side_free, side_begin, side_end, side_join,
     };
     return &api;

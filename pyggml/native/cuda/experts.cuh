@@ -8,8 +8,7 @@
 #include "experts.h"
 #include "products.cuh"
 
-// CHOOSES: a gated one makes the choice itself.
-template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE, bool CHOOSES>
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
 struct expert_kernel {
     using product = product_kernel<W, 1, ROWS, IS_GATED, IS_LOOSE>;
     using tile_place = typename product::tile_place;
@@ -27,81 +26,13 @@ struct expert_kernel {
         __device__ __forceinline__ choice(char * memory) :
             expert(reinterpret_cast<int *>(memory)), weight(reinterpret_cast<float *>(memory) + MAX_CHOSEN) {}
 
-        // A token's experts by their ratings, `scratch` being room for those and a number of each warp. An expert's place is the
-        // number of those that are rated higher, or as high and come before it. Ends with a barrier.
-        static __device__ __forceinline__ void choose(const expert_choice & of, int token, int n_used, int * expert, float * weight,
-                                                      float * scratch) {
-            constexpr int A_THREAD = MAX_RATED / N_INPUT_THREADS;
-            const int i = threadIdx.x, warp = i / 32;
-            float * sums = scratch + MAX_RATED;
-            float rating[A_THREAD];
-            int place[A_THREAD] = {};
-#pragma unroll
-            for (int k = 0; k < A_THREAD; k++) {
-                const int number = i + k * N_INPUT_THREADS;
-                rating[k] = number < of.n_rated ? __ldcg(of.ratings + token * of.n_rated + number) : -INFINITY;
-                scratch[number] = rating[k];
-            }
-            if (i < n_used) {
-                expert[i] = i;  // stays where ratings are no numbers
-            }
-            __syncthreads();
-            float highest = -INFINITY;
-            for (int other = 0; other < of.n_rated; other++) {
-                const float rated = scratch[other];
-                highest = fmaxf(highest, rated);
-#pragma unroll
-                for (int k = 0; k < A_THREAD; k++) {
-                    place[k] += rated > rating[k] || (rated == rating[k] && other < i + k * N_INPUT_THREADS);
-                }
-            }
-            float power[A_THREAD], part = 0;
-#pragma unroll
-            for (int k = 0; k < A_THREAD; k++) {
-                power[k] = expf(rating[k] - highest);
-                part += power[k];
-            }
-            part = warp_sum(part);
-            if (i % 32 == 0) {
-                sums[warp] = part;
-            }
-            __syncthreads();
-            float total = 0;
-            for (int w = 0; w < N_PRODUCT_WARPS; w++) {
-                total += sums[w];
-            }
-#pragma unroll
-            for (int k = 0; k < A_THREAD; k++) {
-                if (place[k] < n_used && i + k * N_INPUT_THREADS < of.n_rated) {
-                    expert[place[k]] = i + k * N_INPUT_THREADS;
-                    weight[place[k]] = power[k] / total;
-                }
-            }
-            __syncthreads();
-            float all = 0;
-            for (int k = 0; k < n_used && of.is_normalised; k++) {
-                all += weight[k];
-            }
-            __syncthreads();
-            if (i < n_used) {
-                const float share = of.is_normalised ? weight[i] / fmaxf(all, of.least) : weight[i];
-                weight[i] = total == total ? share * of.scale : total;
-            }
-            __syncthreads();
-        }
-
-        // `scratch` is room that nobody uses yet. Ends with a barrier.
-        __device__ __forceinline__ void learn(const expert_products & p, float * scratch) {
-            for (int token = 0; token < p.n_columns && CHOOSES; token++) {
-                choose(p.choice, token, p.n_used, expert + token * p.n_used, weight + token * p.n_used, scratch);
-            }
+        // Ends with a barrier.
+        __device__ __forceinline__ void learn(const expert_products & p) {
             const int i = threadIdx.x;
             if (i < p.n_columns * p.n_used) {
                 const int token = i / p.n_used, place = i % p.n_used;
-                if constexpr (!CHOOSES) {
-                    expert[i] = __ldcg(p.ids + token * p.ids_stride + place);
-                    weight[i] = __ldcg(p.weights + token * p.weights_stride + place);
-                }
+                expert[i] = __ldcg(p.ids + token * p.ids_stride + place);
+                weight[i] = __ldcg(p.weights + token * p.weights_stride + place);
                 if (IS_GATED && blockIdx.x == 0) {
                     p.kept_ids[i] = expert[i];
                     p.kept_weights[i] = weight[i];
@@ -220,7 +151,7 @@ struct expert_kernel {
             }
         };
         const auto ask = [&] {
-            chosen.learn(p, reinterpret_cast<float *>(memory));
+            chosen.learn(p);
             if (IS_GATED) {
                 let_next_start();
             }
@@ -268,10 +199,10 @@ struct expert_kernel {
     }
 };
 
-template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE, bool CHOOSES>
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
 static __global__ void PRODUCT_REGISTERS multiply_experts(const __grid_constant__ expert_products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
-    expert_kernel<W, ROWS, IS_GATED, IS_LOOSE, CHOOSES>::run(p, memory);
+    expert_kernel<W, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);
 #endif
 }

@@ -7,15 +7,6 @@
 #include "products.h"
 
 constexpr int MAX_CHOSEN = 128;  // experts of all tokens
-constexpr int MAX_RATED = 512;   // experts
-
-// How a gated launch makes the choice itself: pg_fused_experts. `ratings`, a token's n_rated beside each other; nullptr: it is made.
-struct expert_choice {
-    const float * ratings;
-    int n_rated;
-    bool is_normalised;
-    float least, scale;
-};
 
 // Of `products`: the matrices of expert 0, x (no norm, no addend), out and residual by its row's number, n_columns tokens.
 struct expert_products : products {
@@ -28,5 +19,4 @@ struct expert_products : products {
     int64_t expert_bytes;
     int n_used;
     int n_result_tiles;  // tiles that make up one row of results
-    expert_choice choice;
 };

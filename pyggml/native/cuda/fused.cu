@@ -19,6 +19,7 @@ namespace {
 struct card_facts {
     product_card card = {};
     bool is_able = false;
+    bool has_clusters = false;
 };
 
 std::mutex lock;
@@ -37,6 +38,7 @@ const card_facts & facts_of(int card) {
     cudaDeviceGetAttribute(&max_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, card);
     facts.card = {n_processors, static_cast<size_t>(max_shared)};
     facts.is_able = major >= 8 && has_product_kernels();
+    facts.has_clusters = major >= 9 && has_attention_kernels();
     return facts;
 }
 
@@ -53,12 +55,29 @@ size_t results_size(const pg_fused & of) {
     return (n + 3) / 4 * 4;
 }
 
-size_t floats_between(const pg_fused & of) {
+int clusters_for(const pg_fused_heads & of, const product_card & card) {
+    const ggml_tensor * q = of.attention->src[0];
+    const ggml_tensor * k = of.attention->src[1];
+    return attention_clusters(static_cast<int>(q->ne[3]), static_cast<int>(q->ne[2]), static_cast<int>(q->ne[2] / k->ne[2]), of.head_dim,
+                              static_cast<int>(k->ne[1]), card.n_processors);
+}
+
+// Floats behind those, for clusters of attention that share a window.
+size_t found_size(const pg_fused & of, const product_card & card) {
+    if (!of.has_heads || !of.heads.attention) {
+        return 0;
+    }
+    const int n_clusters = clusters_for(of.heads, card);
+    return n_clusters > 1 ? ggml_nelements(of.heads.attention) / 32 * n_clusters * ATTENTION_FOUND : 0;
+}
+
+size_t floats_between(const pg_fused & of, const product_card & card) {
     if (of.is_experts) {
         return between_size(of.experts);
     }
     const int n_weights = static_cast<int>(of.products.x->ne[0]), n_columns = static_cast<int>(of.products.x->ne[1]);
-    return results_size(of) + (n_columns > 1 ? rounded_size(n_weights, n_columns) / sizeof(float) : 0);
+    const size_t of_products = results_size(of) + (n_columns > 1 ? rounded_size(n_weights, n_columns) / sizeof(float) : 0);
+    return of_products + found_size(of, card);
 }
 
 rounding rounding_for(ggml_type type) {
@@ -134,6 +153,36 @@ heads describe(const pg_fused_heads & of, const products & p) {
     return h;
 }
 
+attention describe(const pg_fused_heads & of, const heads & h, const product_card & card, const workspace & space, float * found) {
+    const ggml_tensor * node = of.attention;
+    const ggml_tensor * k = node->src[1];
+    const ggml_tensor * v = node->src[2];
+    const ggml_tensor * mask = node->src[3];
+    attention a = {};
+    float scales[3];  // of scores, ALiBi's, the cap
+    memcpy(scales, node->op_params, sizeof(scales));
+    a.from = h;
+    a.k = static_cast<const uint16_t *>(k->data);
+    a.v = static_cast<const uint16_t *>(v->data);
+    a.mask = static_cast<const uint16_t *>(mask->data);
+    a.sinks = floats(node->src[4]);
+    a.out = static_cast<float *>(node->data);
+    a.k_sequence = static_cast<int64_t>(k->nb[3] / sizeof(uint16_t));
+    a.v_sequence = static_cast<int64_t>(v->nb[3] / sizeof(uint16_t));
+    a.mask_sequence = mask->ne[3] > 1 ? static_cast<int64_t>(mask->nb[3] / sizeof(uint16_t)) : 0;
+    a.first_row = (a.k - h.k_cache) / h.k_stride;
+    a.sequence_rows = a.k_sequence / h.k_stride;
+    a.n_kv = static_cast<int>(k->ne[1]);
+    a.n_head = static_cast<int>(node->src[0]->ne[2]);
+    a.n_group = a.n_head / static_cast<int>(k->ne[2]);
+    a.n_clusters = clusters_for(of, card);
+    a.found = found;
+    a.n_found = space.n_found;
+    a.softcap = scales[2];
+    a.scale = scales[2] != 0 ? scales[0] / scales[2] : scales[0];
+    return a;
+}
+
 // Two launches of ours in a row keep the memory busy by then: the sum that follows waits, and so does what the sum lets start,
 // whose weights would be in the way of this launch's input. Behind attention nothing else is read.
 start_of_next start_of_next_behind(const pg_fused & fused) {
@@ -183,12 +232,19 @@ bool can_fuse(const place & where) {
     return cudaSetDevice(where.card) == cudaSuccess && facts_of(where.card).is_able;
 }
 
+bool can_attend(const place & where) {
+    return cudaSetDevice(where.card) == cudaSuccess && facts_of(where.card).has_clusters;
+}
+
 bool launch_fused(const pg_fused & fused, const place & where, const reason & why) {
     workspace space;
-    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice") || !find_workspace(where, floats_between(fused), space, why)) {
+    if (!why.passed(cudaSetDevice(where.card), "cudaSetDevice")) {
         return false;
     }
     const product_card & card = facts_of(where.card).card;
+    if (!find_workspace(where, floats_between(fused, card), space, why)) {
+        return false;
+    }
     if (fused.is_experts) {
         const cudaError_t status = launch_fused_experts(fused.experts, space.between, start_of_next_behind(fused), card, where.stream);
         return why.passed(status, "launching experts");
@@ -206,7 +262,9 @@ bool launch_fused(const pg_fused & fused, const place & where, const reason & wh
     if (!fused.has_heads) {
         return true;
     }
+    float * found = space.between + floats_between(fused, card) - found_size(fused, card);
     heads h = describe(fused.heads, p);
     h.lets_next_start = fused.is_before_ours;
-    return why.passed(launch_heads(h, where.stream), "launching heads");
+    return fused.heads.attention ? why.passed(launch_attention(describe(fused.heads, h, card, space, found), where.stream), "launching attention") :
+                                   why.passed(launch_heads(h, where.stream), "launching heads");
 }

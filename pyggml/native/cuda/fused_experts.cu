@@ -37,9 +37,6 @@ static expert_products describe_gate(const pg_fused_experts & of, float * betwee
     p.ids_stride = static_cast<int64_t>(of.ids->nb[1] / sizeof(int32_t));
     p.weights = floats(of.weights);
     p.weights_stride = p.n_used;
-    if (of.rated) {
-        p.choice = {floats(of.rated), static_cast<int>(of.rated->ne[0]), of.is_normalised, of.least, of.scale};
-    }
     p.kept_ids = reinterpret_cast<int32_t *>(between);
     p.kept_weights = between + MAX_CHOSEN;
     p.gate = of.kind;

@@ -23,25 +23,39 @@ static inline bool can_start_early(const void * kernel) {
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
-// Launches a kernel: early where that is wanted and it can wait, or when all earlier ones are done.
+// Launches a kernel: early where that is wanted and it can wait, or when all earlier ones are done. More than one of n_together
+// blocks next to each other form a cluster, for which the kernel must have been compiled for compute capability 9.0.
 template <class... Arguments>
-static cudaError_t launch_early_if(bool is_wanted, void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared,
-                                   cudaStream_t stream, const Arguments &... arguments) {
+static cudaError_t launch_early_if(bool is_wanted, void (*kernel)(Arguments...), dim3 grid, dim3 block, unsigned n_together,
+                                   size_t shared, cudaStream_t stream, const Arguments &... arguments) {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = is_wanted && can_start_early(reinterpret_cast<const void *>(kernel)) ? 1 : 0;
+    cudaLaunchAttribute attributes[2];
+    config.attrs = attributes;
+    if (is_wanted && can_start_early(reinterpret_cast<const void *>(kernel))) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (n_together > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.x = n_together;
+        attributes[config.numAttrs].val.clusterDim.y = 1;
+        attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 template <class... Arguments>
 static cudaError_t launch_in_order(void (*kernel)(Arguments...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                                    const Arguments &... arguments) {
-    return launch_early_if(true, kernel, grid, block, shared, stream, arguments...);
+    return launch_early_if(true, kernel, grid, block, 1, shared, stream, arguments...);
+}
+
+template <class... Arguments>
+static cudaError_t launch_clusters(void (*kernel)(Arguments...), dim3 grid, dim3 block, unsigned n_together, size_t shared,
+                                   cudaStream_t stream, const Arguments &... arguments) {
+    return launch_early_if(true, kernel, grid, block, n_together, shared, stream, arguments...);
 }

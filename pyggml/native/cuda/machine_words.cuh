@@ -74,6 +74,33 @@ static __device__ __forceinline__ void multiply_half(int c[4], uint32_t a0, uint
         : "r"(a0), "r"(a1), "r"(b));
 }
 
+// c += a b of halves, two a word: c[0] and c[1] in row lane / 4, c[2] and c[3] in row lane / 4 + 8.
+static __device__ __forceinline__ void multiply_halves(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Of an 8 x 8 matrix of halves with two of row lane / 4 a lane: two of column lane / 4.
+static __device__ __forceinline__ uint32_t transposed(uint32_t row) {
+    uint32_t column;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
+    return column;
+}
+
+// Two floats as halves, the first in the low bits, and back.
+static __device__ __forceinline__ uint32_t halves_from(float low, float high) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+    return halves;
+}
+
+static __device__ __forceinline__ float2 floats_of(uint32_t halves) {
+    float2 v;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}" : "=f"(v.x), "=f"(v.y) : "r"(halves));
+    return v;
+}
+
 // Four 8 x 16-byte matrices; each lane's address is of row lane % 8 of matrix lane / 8.
 static __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t r[4]) {
     // Volatile keeps it between the slot's barrier and its next filling; other loads may move past it.

@@ -205,11 +205,11 @@ cudaError_t launch(const push_transport & push, int rank, ggml_type type, const 
     const cudaStream_t stream = stream_of_sums(push.places[rank]);
     const bool starts_early = sum.n * size <= EARLY_BYTES;
     if (type == GGML_TYPE_F32 && sum.n <= push.max_letters) {
-        return launch_early_if(starts_early, LETTER_KERNELS[push.n_ranks], dim3(letter_blocks(sum.n)), dim3(LETTER_N_THREADS), 0, stream,
+        return launch_early_if(starts_early, LETTER_KERNELS[push.n_ranks], dim3(letter_blocks(sum.n)), dim3(LETTER_N_THREADS), 1, 0, stream,
                                push.views[rank], sum);
     }
     const int n_blocks = static_cast<int>(std::min<int64_t>((static_cast<int64_t>(sum.n) + a_block - 1) / a_block, push.max_blocks));
-    return launch_early_if(starts_early, kernel_for(type, push.n_ranks), dim3(n_blocks), dim3(PUSH_N_THREADS), 0, stream,
+    return launch_early_if(starts_early, kernel_for(type, push.n_ranks), dim3(n_blocks), dim3(PUSH_N_THREADS), 1, 0, stream,
                            push.views[rank], sum);
 }
 

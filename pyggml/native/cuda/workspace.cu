@@ -1,5 +1,7 @@
 #include "workspace.h"
 
+#include "attention.h"
+
 #include <map>
 #include <mutex>
 #include <utility>
@@ -39,12 +41,14 @@ bool find_workspace(const place & where, size_t n_floats, workspace & found, con
     entry & e = known_entry(where);
     workspace & of = e.space;
     if (!of.n_read) {
-        unsigned * n_read = nullptr;  // kept where it cannot be cleared: the card is lost then
-        if (!why.passed(cudaMalloc(&n_read, sizeof(unsigned)), "cudaMalloc") ||
-            !why.passed(cudaMemsetAsync(n_read, 0, sizeof(unsigned), where.stream), "cudaMemsetAsync")) {
+        constexpr size_t SIZE = (1 + ATTENTION_MAX_COUNTERS) * sizeof(unsigned);
+        unsigned * counters = nullptr;  // kept where they cannot be cleared: the card is lost then
+        if (!why.passed(cudaMalloc(&counters, SIZE), "cudaMalloc") ||
+            !why.passed(cudaMemsetAsync(counters, 0, SIZE, where.stream), "cudaMemsetAsync")) {
             return false;
         }
-        of.n_read = n_read;
+        of.n_read = counters;
+        of.n_found = counters + 1;
     }
     if (n_floats > of.n_floats) {
         const size_t wanted = n_floats > LEAST_FLOATS ? n_floats : LEAST_FLOATS;

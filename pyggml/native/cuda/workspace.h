@@ -8,12 +8,13 @@ struct workspace {
     float * between = nullptr;  // results of a launch that the next one takes
     size_t n_floats = 0;
     unsigned * n_read = nullptr;
+    unsigned * n_found = nullptr;  // ATTENTION_MAX_COUNTERS
 };
 
 // Finds what most runs need, if the stream has none yet; before anything on it is captured.
 bool prepare_workspace(const place & where, const reason & why);
 
-// With room for n_floats; not zeroed but for n_read.
+// With room for n_floats; not zeroed but for the counters.
 bool find_workspace(const place & where, size_t n_floats, workspace & found, const reason & why);
 
 inline const float * floats(const ggml_tensor * t) {

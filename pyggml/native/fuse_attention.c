@@ -1,0 +1,73 @@
+#include "fuse_attention.h"
+
+#include "ggml-impl.h"
+
+static const int64_t window_rows = 256;  // a cluster's
+static const int64_t max_together = 8;   // heads of Q, of one of K
+
+// Rows of a window, and windows of one head of K each; of more, ggml's launches were measured to be faster.
+static const int64_t max_rows = 4096, max_rows_of_many = 512;
+static const int64_t max_windows = 32;
+
+static const struct ggml_tensor * behind_views(const struct ggml_tensor * t) {
+    while (t && pg_is_free(t) && t->src[0]) {
+        t = t->src[0];
+    }
+    return t;
+}
+
+// [sequence][head][row][element] of the cache's float16 rows.
+static bool is_window(const struct ggml_tensor * t, const struct ggml_tensor * store, int head_dim) {
+    return behind_views(t) == store && t->type == GGML_TYPE_F16 && t->ne[0] == head_dim && t->nb[0] == sizeof(ggml_fp16_t) &&
+           t->nb[1] == store->nb[1] && t->nb[2] == head_dim * sizeof(ggml_fp16_t) && t->nb[3] % store->nb[1] == 0 &&
+           t->nb[1] % 16 == 0 && (size_t) store->data % 16 == 0;
+}
+
+static int64_t rows_before(const struct ggml_tensor * window, const struct ggml_tensor * store) {
+    return ((const char *) window->data - (const char *) store->data) / (int64_t) store->nb[1];
+}
+
+static bool is_mask(const struct ggml_tensor * mask, int64_t n_rows, int64_t n_sequences) {
+    return mask && mask->type == GGML_TYPE_F16 && ggml_is_contiguous(mask) && pg_is_constant(mask) && mask->ne[0] == n_rows &&
+           mask->ne[2] == 1 && (mask->ne[3] == n_sequences || mask->ne[3] == 1);
+}
+
+bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
+    const int n_before = r->at - r->first;
+    const struct ggml_tensor * node = pg_fuse_take(r, GGML_OP_FLASH_ATTN_EXT);
+    const bool is_neox = ggml_get_op_params_i32(h->rope, 2) == GGML_ROPE_TYPE_NEOX;
+    const int n_dims = ggml_get_op_params_i32(h->rope, 1);
+    // A lane has both elements of a pair.
+    if (!node || (is_neox && n_dims % 64 != 0) || (h->head_dim != 64 && h->head_dim != 128 && h->head_dim != 256)) {
+        return false;
+    }
+    const struct ggml_tensor * q = node->src[0];
+    const struct ggml_tensor * k = node->src[1];
+    const struct ggml_tensor * v = node->src[2];
+    const struct ggml_tensor * sinks = node->src[4];
+    const bool is_one_token = behind_views(q) == h->rope && q->ne[0] == h->head_dim && q->ne[1] == 1 && q->ne[2] == h->rope->ne[1] &&
+                              q->ne[3] == h->rope->ne[2];
+    // By places: one token's heads lie one after the other, as rope has them.
+    const bool is_whole = is_one_token && q->nb[2] == h->rope->nb[1] && (q->ne[3] == 1 || q->nb[3] == h->rope->nb[2]);
+    if (!is_whole || !is_window(k, h->k_rows, h->head_dim) || !is_window(v, h->v_rows, h->head_dim) || k->ne[1] % window_rows != 0 ||
+        k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || rows_before(k, h->k_rows) != rows_before(v, h->v_rows) ||
+        k->nb[3] / k->nb[1] != v->nb[3] / v->nb[1] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3] || q->ne[2] % k->ne[2] != 0 ||
+        !is_mask(node->src[3], k->ne[1], q->ne[3]) || ggml_get_op_params_f32(node, 1) != 0.0f || !pg_is_plain(node) ||
+        (sinks && !(pg_is_plain(sinks) && pg_is_constant(sinks)))) {
+        return false;
+    }
+    h->attention = node;
+    h->n_before_attention = n_before;
+    pg_fuse_write(r, node);
+    return true;
+}
+
+bool pg_fuse_attends(const pg_fused * fused) {
+    const struct ggml_tensor * node = fused->has_heads ? fused->heads.attention : NULL;
+    if (!node) {
+        return false;
+    }
+    const struct ggml_tensor * k = node->src[1];
+    const int64_t n_group = node->src[0]->ne[2] / k->ne[2], n_parts = (n_group + max_together - 1) / max_together;
+    return k->ne[1] <= (n_group > max_together / 2 ? max_rows_of_many : max_rows) && k->ne[2] * k->ne[3] * n_parts <= max_windows;
+}
