@@ -166,7 +166,7 @@ def fused_runs(g: gg.Graph) -> list[object]:
     os.environ["PYGGML_FUSED"] = "all"
     while at < g.n_nodes:
         fused = ffi.new("pg_fused *")
-        taken = lib.pg_fuse_match(g._graph, at, g.n_nodes, fused)
+        taken = lib.pg_fuse_match(g._graph, at, g.n_nodes, False, fused)
         runs += [fused] if taken else []
         at += max(1, taken)
     os.environ["PYGGML_FUSED"] = "0"

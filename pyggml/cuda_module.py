@@ -19,7 +19,7 @@ from .switches import is_on
 MODULE = LIBRARY_DIR / "libpyggml-cuda.so"
 WHY_BYTES = 400
 # As in native/fuse_parts.h.
-KERNELS = ("products", "columns", "types", "experts", "experts-columns", "router", "attention")
+KERNELS = ("products", "columns", "types", "experts", "experts-columns", "router", "attention", "attention-ranks")
 
 
 @functools.cache

@@ -172,13 +172,13 @@ def op_name(node: object) -> str:
     return str(ffi.string(lib.ggml_op_desc(node)).decode())
 
 
-def matches(g: gg.Graph) -> list[tuple[int, object]]:
+def matches(g: gg.Graph, *, may_attend: bool = True) -> list[tuple[int, object]]:
     """Each run of nodes in order: how many nodes and what was found, None for a node that stays alone."""
     found = []
     at, stop = 0, g.n_nodes
     while at < stop:
         fused = ffi.new("pg_fused *")
-        n = lib.pg_fuse_match(g._graph, at, stop, fused)
+        n = lib.pg_fuse_match(g._graph, at, stop, may_attend, fused)
         found.append((max(n, 1), fused if n else None))
         at += max(n, 1)
     return found

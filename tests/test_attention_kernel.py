@@ -16,16 +16,16 @@ pytestmark = pytest.mark.timeout(600)  # the first one compiles the program
 
 # Size of a head, heads of Q, of K, sequences, rows of the window, clusters for it, kind.
 CASES = [
-    *((d, 4, 1, n, 256, 1, kind) for d in (64, 128, 256) for n in (1, 3) for kind in ("plain", "neox-sinks")),
+    *((d, 4, 1, n, 256, 1, kind) for d in (64, 128) for n in (1, 3) for kind in ("plain", "neox-sinks")),
     *((128, *n, 2, 256, 1, "normed-neox") for n in ((1, 1), (9, 3), (7, 1), (8, 1), (10, 1), (28, 2), (32, 2))),
     (128, 4, 2, 2, 256, 1, "capped-outside"),
     (128, 4, 2, 2, 512, 2, "normed-outside"),
     (64, 3, 1, 1, 256, 1, "part"),
-    (256, 4, 1, 2, 256, 1, "part-neox"),
+    (128, 4, 1, 2, 256, 1, "part-neox"),
     (128, 16, 2, 1, 1024, 1, "window"),
     *((64, 8, 1, 2, 1280, clusters, "sinks-capped") for clusters in (1, 2, 3, 4, 5)),
     (128, 4, 2, 1, 1280, 3, "sinks-neox-window"),
-    (256, 2, 2, 1, 768, 2, "normed"),
+    (128, 2, 2, 1, 768, 2, "normed"),
     (128, 8, 1, 1, 4096, 16, "plain"),
 ]
 

@@ -33,7 +33,7 @@ class Recorder:
         self.refusal, self.fails_to_end, self.fuses, self.attends = refusal, fails_to_end, fuses, attends
         self.api = ffi.new("pgc_api *")
         recorded = "can_capture", "capture_begin", "capture_end", "graph_launch", "graph_free"
-        names = *recorded, "can_fuse", "can_attend", "fuse_launch"
+        names = *recorded, "can_fuse", "can_attend", "fuse_launch", "sum_with"
         self._kept = [self._set(name) for name in names]
 
     def _set(self, name: str) -> Any:
@@ -71,6 +71,9 @@ class Recorder:
     def fuse_launch(self, fused: Any, backend: Any, why: Any, size: int) -> bool:
         self.calls.append("attention" if fused.heads.attention != ffi.NULL else "fused")
         return True
+
+    def sum_with(self, addend: Any, out: Any, is_before_ours: bool) -> None:
+        """Sums are the host's here and add nothing."""
 
 
 @pytest.fixture
@@ -274,3 +277,22 @@ def test_attention_that_is_not_ours_is_computed_behind_our_heads(n_kv: int, is_o
         assert np.array_equal(*found, equal_nan=True) is is_ours
         assert recorder.calls == [name := "attention" if is_ours else "fused", "begin streaming", name, "end", "launch"]
         graph.close()
+
+
+@pytest.mark.parametrize("recorder", [{"fuses": True, "attends": True}], indirect=True)
+@pytest.mark.parametrize(("setting", "is_ours"), [("1", False), ("products,attention-ranks", True)])
+def test_beside_sums_over_ranks_attention_is_ours_by_name_only(
+    setting: str, is_ours: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGGML_FUSED", setting)
+    inputs: dict[str, np.ndarray] = {}
+
+    def build(g: gg.RankGraph, rank: int) -> None:
+        inputs.update(fused_graphs.build(g, fused_graphs.Case("heads-attends")))
+        g.output("sum", g.all_reduce(g.input("part", (1, 4)) * 1.0))
+
+    with gg.Group(["cpu", "cpu"], threads=1) as group, group.compile(build) as graph:
+        for of_rank in graph.graphs:
+            of_rank._layout.record()  # has the plan use the stand-in
+        graph.run(**inputs, part=np.ones((1, 4), np.float32))
+        assert recorder.calls == ["attention" if is_ours else "fused"] * 2

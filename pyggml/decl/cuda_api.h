@@ -23,7 +23,7 @@ void pg_group_clear_transports(pg_group *group);
 typedef struct { const struct ggml_tensor *normed; ...; } pg_fused_products;
 typedef struct { const struct ggml_tensor *attention; ...; } pg_fused_heads;
 typedef struct { int n_nodes; bool has_heads; bool is_experts; bool is_before_ours; bool is_behind_ours; bool is_before_sum; pg_fused_products products; pg_fused_heads heads; ...; } pg_fused;
-int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, pg_fused *out);
+int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, bool may_attend, pg_fused *out);
 bool pg_fuse_attends(const pg_fused *fused);
 typedef struct { int first, stop; bool is_fused; pg_fused fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
 typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; ...; } pg_pieces;

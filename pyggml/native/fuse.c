@@ -11,8 +11,8 @@
 
 #include <string.h>
 
-int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out) {
-    const pg_fuse_run start = { .graph = graph, .first = first, .at = first, .stop = stop };
+int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, bool may_attend, pg_fused * out) {
+    const pg_fuse_run start = { .graph = graph, .first = first, .at = first, .stop = stop, .may_attend = may_attend };
     pg_fuse_run r = start;
     memset(out, 0, sizeof(*out));
     if (pg_is_free(graph->nodes[first])) {

@@ -84,8 +84,8 @@ typedef struct {
 } pg_fused;
 
 // Whether nodes of the laid-out graph from `first` on, before `stop`, can be computed as one; the number of nodes, or 0.
-// Addresses count: a run whose result would overwrite what another part of it still reads is none.
-int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, pg_fused * out);
+// may_attend: the card has our attention. Addresses count: a run whose result would overwrite what another part of it still reads is none.
+int pg_fuse_match(const struct ggml_cgraph * graph, int first, int stop, bool may_attend, pg_fused * out);
 
 // Whether our attention is the faster one for the window as it is now: windows move and grow between launches.
 bool pg_fuse_attends(const pg_fused * fused);

@@ -38,7 +38,7 @@ bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
     const bool is_neox = ggml_get_op_params_i32(h->rope, 2) == GGML_ROPE_TYPE_NEOX;
     const int n_dims = ggml_get_op_params_i32(h->rope, 1);
     // A lane has both elements of a pair.
-    if (!node || (is_neox && n_dims % 64 != 0) || (h->head_dim != 64 && h->head_dim != 128 && h->head_dim != 256)) {
+    if (!node || (is_neox && n_dims % 64 != 0) || (h->head_dim != 64 && h->head_dim != 128)) {
         return false;
     }
     const struct ggml_tensor * q = node->src[0];

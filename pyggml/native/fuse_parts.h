@@ -10,7 +10,8 @@
 // types     products of types that were not measured
 // experts   chosen by one token; experts-columns: by each of 2 to 8 tokens
 // router    norm and the product that rates experts
-// attention of one token a sequence, with the heads before it (compute capability 9.0)
+// attention of one token a sequence, with the heads before it (compute capability 9.0); attention-ranks: also beside sums over ranks,
+//           not measured
 #define PG_FUSED_USUAL "products,columns,experts,router,attention"  // measured to be faster on an H200
 
 // PYGGML_FUSED in the environment: names with commas, `all`, or 0 for none; the usual ones if it is not set, or 1.

@@ -137,7 +137,7 @@ static bool take_gate(pg_fuse_run * r, const struct ggml_tensor * input, pg_fuse
 // What heads end with: attention, or Q for whoever attends.
 static void take_end_of_heads(pg_fuse_run * r, pg_fused_heads * h) {
     const pg_fuse_run heads = *r;
-    if (!pg_fuse_takes("attention") || !pg_take_attention(r, h)) {
+    if (!r->may_attend || !pg_take_attention(r, h)) {
         *r = heads;
         pg_fuse_write(r, h->rope);
     }

@@ -16,6 +16,7 @@ extern "C" {
 typedef struct {
     const struct ggml_cgraph * graph;
     int first, at, stop;
+    bool may_attend;
     const struct ggml_tensor * written[PG_FUSE_MAX_WRITTEN];
     int n_written;
 } pg_fuse_run;

@@ -82,7 +82,7 @@ bool pg_pieces_add(pg_pieces * pieces, int first, int stop, const struct ggml_te
     }
     for (int i = plain; i < stop;) {
         pg_fused fused;
-        const int n = pg_fuse_match(pieces->graph, i, stop, &fused);
+        const int n = pg_fuse_match(pieces->graph, i, stop, pieces->may_attend, &fused);
         if (n == 0) {
             i++;
             continue;
@@ -164,7 +164,7 @@ int pg_pieces_launch(const pg_pieces * pieces, int first, int stop, const pgc_ap
         pg_piece * piece = &pieces->items[i];
         const bool has_attention = piece->is_fused && piece->fused.heads.attention;
         const int status = !piece->is_fused ? compute(pieces, piece->first, piece->stop, backend) :
-                           has_attention && !(pieces->may_attend && pg_fuse_attends(&piece->fused)) ? launch_without_attention(pieces, piece, api, backend) :
+                           has_attention && !pg_fuse_attends(&piece->fused) ? launch_without_attention(pieces, piece, api, backend) :
                            launch(&piece->fused, api, backend);
         if (status != GGML_STATUS_SUCCESS) {
             return status;

@@ -20,7 +20,7 @@ typedef struct {
     struct ggml_cgraph * graph;
     pg_piece * items;
     int n, max;
-    bool may_attend;  // the card has our attention
+    bool may_attend;  // with our attention among them
 } pg_pieces;
 
 // Appends the pieces of nodes first to stop - 1; false without host memory. Where the first that computes something adds to

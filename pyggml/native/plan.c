@@ -8,6 +8,7 @@
 
 #include "plan.h"
 
+#include "fuse_parts.h"
 #include "interrupt.h"
 #include "pieces.h"
 #include "replay.h"
@@ -369,6 +370,12 @@ static const struct ggml_tensor * sum_before(const pg_plan * plan, int i) {
     return s && s->op == PG_ALL_REDUCE && pg_group_can_add(plan->group, s->tensor) ? s->tensor : NULL;
 }
 
+// Beside sums over ranks it was not measured: what waits on a card and has no room decides how fast the rest is.
+static bool may_attend(const pg_plan * plan) {
+    const char * part = n_sums(plan, 0, plan->n_steps) > 0 ? "attention-ranks" : "attention";
+    return pg_fuse_takes(part) && plan->api->can_attend(plan->backend);
+}
+
 bool pg_plan_make_pieces(pg_plan * plan) {
     if (!plan->may_fuse) {
         return true;
@@ -376,6 +383,7 @@ bool pg_plan_make_pieces(pg_plan * plan) {
     plan->may_fuse = false;
     plan->first_piece = malloc((plan->n_steps + 2) * sizeof(int));
     plan->pieces.graph = plan->graph;
+    plan->pieces.may_attend = may_attend(plan);
     bool is_made = plan->first_piece != NULL;
     int start = 0;
     for (int i = 0; i <= plan->n_steps && is_made; i++) {
@@ -409,7 +417,6 @@ static int run_steps(pg_plan * plan) {
 void pg_plan_use(pg_plan * plan, const void * api, bool may_fuse) {
     plan->api = api;
     plan->may_fuse = may_fuse && plan->api->can_fuse(plan->backend);
-    plan->pieces.may_attend = plan->may_fuse && plan->api->can_attend(plan->backend);
 }
 
 int pg_plan_n_fused(pg_plan * plan) {

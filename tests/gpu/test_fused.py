@@ -43,9 +43,9 @@ CASES = [
     *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=n_kv)
       for tail, n_kv in (("", 256), ("", 1536), ("-qk-three", 256), ("-sinks-twelve", 768), ("-outside", 256),
                          ("-yarn-factors", 512))
-      for n in (1, 3, 16) for d in (64, 128, 256) for neox in (False, True)),
+      for n in (1, 3, 16) for d in (64, 128) for neox in (False, True)),
     *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=4096)
-      for tail in ("-part", "-capped") for n in (1, 2) for d, neox in ((128, True), (256, True), (64, False))),
+      for tail, d, neox in (("-part", 128, True), ("-part", 64, False), ("-capped", 128, True)) for n in (1, 2)),
     *(Case(f"{added}normed-router", n=n, k=k, rows=rows, type="f32")
       for added in ("", "added-") for n in (1, 2, 8) for k, rows in ((2048, 128), (2880, 32), (5120, 257), (8192, 60))),
     *(Case("added-heads-mixed", n=n, k=1024, type=kind_of) for n in (1, 6, 16) for kind_of in TYPES),
@@ -137,11 +137,11 @@ def check(
         if apart <= 1e-6:
             continue
         adds_other_sums = not {"q4_0", "q4_1"}.isdisjoint((case.type, getattr(case, "down", "")))
-        # ggml's kernels for up to 8 columns round as ours do; experts add rounded sums in another order.
-        assert case.n > 8 or apart <= 5e-6 or adds_other_sums
         exact = exact or exact_results(case, inputs)
         our_error, their_error = nmse(ours[name], exact[name]), nmse(theirs[name], exact[name])
         print(f"{case} {name}: from exact ours {our_error:.1e}, ggml's {their_error:.1e}")
+        # ggml's kernels for up to 8 columns round as ours do; experts add rounded sums in another order.
+        assert case.n > 8 or apart <= 5e-6 or adds_other_sums
         assert their_error <= 1e-2  # or what is held to be exact is something else
         is_few = adds_other_sums and ours[name].size < 1000  # of so few, chance decides whose are nearer
         assert our_error <= (2.0 if is_few else 1.1) * their_error
