@@ -13,9 +13,11 @@
 
 template <int D, bool IS_ONCE>
 static __global__ void ATTENTION_REGISTERS attend(const __grid_constant__ attention a) {
+#if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
     using kernel = attention_kernel<D, IS_ONCE>;
     kernel::run(a, *reinterpret_cast<typename kernel::shared_memory *>(memory));
+#endif
 }
 
 template <int D, bool IS_ONCE>
