@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fused_graphs import Case, build, matches, matrix, norm
+from fused_graphs import Case, build, matches, matrix, norm, op_name
 from graphs import cpu, random
 
 import pyggml as gg
@@ -108,6 +108,18 @@ def test_attention_of_one_token_a_sequence_is_part_of_the_run(kind: str, head_di
 )
 def test_other_attention_stays_with_ggml(case: Case) -> None:
     assert attention_of(case) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["positions", "rows", "mask"])
+def test_attention_that_would_write_over_what_it_reads_stays_with_ggml(name: str) -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case("heads-attends"))
+        g.build()
+        nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
+        (seen,) = [node for node in nodes if op_name(node) == "FLASH_ATTN_EXT"]
+        seen.data = g._inputs[name].data
+        (fused,) = [fused for _, fused in matches(g) if fused is not None]
+        assert fused.has_heads and fused.heads.attention == ffi.NULL
 
 
 def test_a_card_without_clusters_attends_by_ggml() -> None:

@@ -32,6 +32,11 @@ static bool is_mask(const struct ggml_tensor * mask, int64_t n_rows, int64_t n_s
            mask->ne[2] == 1 && (mask->ne[3] == n_sequences || mask->ne[3] == 1);
 }
 
+// Blocks read these at their own time, also when others have written their part of the result.
+static bool is_apart(const struct ggml_tensor * node, const pg_fused_heads * h) {
+    return !pg_overlap(node, h->rope->src[1]) && !pg_overlap(node, h->k_rows->src[1]) && !pg_overlap(node, node->src[3]);
+}
+
 bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
     const int n_before = r->at - r->first;
     const struct ggml_tensor * node = pg_fuse_take(r, GGML_OP_FLASH_ATTN_EXT);
@@ -52,7 +57,7 @@ bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
     if (!is_whole || !is_window(k, h->k_rows, h->head_dim) || !is_window(v, h->v_rows, h->head_dim) || k->ne[1] % window_rows != 0 ||
         k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || rows_before(k, h->k_rows) != rows_before(v, h->v_rows) ||
         k->nb[3] / k->nb[1] != v->nb[3] / v->nb[1] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3] || q->ne[2] % k->ne[2] != 0 ||
-        !is_mask(node->src[3], k->ne[1], q->ne[3]) || ggml_get_op_params_f32(node, 1) != 0.0f || !pg_is_plain(node) ||
+        !is_mask(node->src[3], k->ne[1], q->ne[3]) || ggml_get_op_params_f32(node, 1) != 0.0f || !pg_is_plain(node) || !is_apart(node, h) ||
         (sinks && !(pg_is_plain(sinks) && pg_is_constant(sinks)))) {
         return false;
     }
