@@ -110,7 +110,7 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
             return y
         y = y.reshape(n, heads, d)
         if "qk" in case.kind:
-            y = norm(g, y)
+            y = norm(g, y.reshape(n, heads * d)).reshape(n, heads, d) if "wide" in case.kind else norm(g, y)
         yarn = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 64} if "yarn" in case.kind else {}
         n_dims = d // 2 if "part" in case.kind else d
         return gg.rope(y, positions, n_dims=n_dims, neox=case.is_neox, freq_factors=factors, **yarn)
@@ -141,8 +141,10 @@ def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor])
     n, d, n_kv, slot_rows = case.n, case.head_dim, case.n_kv, case.n_kv + SPARE_ROWS
     n_head, width = q.shape[1], tables["k"].shape[-1]
     slot, row = slot_rows * width * 2, width * 2
+    n_head_kv, first = (1, d * 2) if "second-head" in case.kind else (width // d, 0)
+    step = 255 * row if "shared-rows" in case.kind else slot
     windows = [
-        gg.view(tables[name], (n, n_kv, width // d, d), (slot, row, d * 2), slot).permute(0, 2, 1, 3)
+        gg.view(tables[name], (n, n_kv, n_head_kv, d), (step, row, d * 2), slot + first).permute(0, 2, 1, 3)
         for name in ("k", "v")
     ]
     q = q.reshape(n, 1, n_head, d)

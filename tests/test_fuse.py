@@ -102,12 +102,34 @@ def test_attention_of_one_token_a_sequence_is_part_of_the_run(kind: str, head_di
         Case("heads-attends", head_dim=256),  # slower
         Case("heads-attends-part", head_dim=64, is_neox=True),
         Case("heads-attends", n_kv=384),
+        Case("heads-attends-second-head"),
+        Case("heads-attends-shared-rows", n=2),
         Case("heads-attends-two-tokens"),
     ],
     ids=str,
 )
 def test_other_attention_stays_with_ggml(case: Case) -> None:
     assert attention_of(case) == (False, False)
+
+
+@pytest.mark.parametrize("kind", ["heads-qk-wide", "heads-attends-qk-wide"])
+def test_heads_that_are_normed_together_stay_with_ggml(kind: str) -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case(kind))
+        g.build()
+        assert not any(fused.has_heads for _, fused in matches(g) if fused is not None)
+
+
+def test_a_window_that_is_no_whole_number_of_the_clusters_rows_stays_with_ggml() -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case("heads-attends"))
+        g.build()
+        (fused,) = [fused for _, fused in matches(g) if fused is not None]
+        assert lib.pg_fuse_attends(fused)
+        for operand in (1, 2, 3):
+            moved = fused.heads.attention.src[operand]
+            moved.ne[0 if operand == 3 else 1] = 100
+        assert not lib.pg_fuse_attends(fused)
 
 
 @pytest.mark.parametrize("name", ["positions", "rows", "mask"])

@@ -16,10 +16,12 @@ static const struct ggml_tensor * behind_views(const struct ggml_tensor * t) {
     return t;
 }
 
-// [sequence][head][row][element] of the cache's float16 rows.
+// [sequence][head][row][element] of the cache's float16 rows, all of its heads, no row in two sequences.
 static bool is_window(const struct ggml_tensor * t, const struct ggml_tensor * store, int head_dim) {
     return behind_views(t) == store && t->type == GGML_TYPE_F16 && t->ne[0] == head_dim && t->nb[0] == sizeof(ggml_fp16_t) &&
            t->nb[1] == store->nb[1] && t->nb[2] == head_dim * sizeof(ggml_fp16_t) && t->nb[3] % store->nb[1] == 0 &&
+           t->ne[2] * head_dim == store->ne[0] && (t->ne[3] == 1 || t->nb[3] >= t->ne[1] * t->nb[1]) &&
+           ((const char *) t->data - (const char *) store->data) % (ptrdiff_t) store->nb[1] == 0 &&
            t->nb[1] % 16 == 0 && (size_t) store->data % 16 == 0;
 }
 
@@ -34,7 +36,8 @@ static bool is_mask(const struct ggml_tensor * mask, int64_t n_rows, int64_t n_s
 
 // Blocks read these at their own time, also when others have written their part of the result.
 static bool is_apart(const struct ggml_tensor * node, const pg_fused_heads * h) {
-    return !pg_overlap(node, h->rope->src[1]) && !pg_overlap(node, h->k_rows->src[1]) && !pg_overlap(node, node->src[3]);
+    return !pg_overlap(node, h->rope->src[1]) && !pg_overlap(node, h->rope->src[2]) && !pg_overlap(node, h->k_rows->src[1]) &&
+           !pg_overlap(node, h->q_norm) && !pg_overlap(node, h->k_norm) && !pg_overlap(node, node->src[3]);
 }
 
 bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
@@ -74,5 +77,5 @@ bool pg_fuse_attends(const pg_fused * fused) {
     }
     const struct ggml_tensor * k = node->src[1];
     const int64_t n_group = node->src[0]->ne[2] / k->ne[2], n_parts = (n_group + max_together - 1) / max_together;
-    return k->ne[1] <= (n_group > max_together / 2 ? max_rows_of_many : max_rows) && k->ne[2] * k->ne[3] * n_parts <= max_windows;
+    return k->ne[1] % window_rows == 0 && k->ne[1] <= (n_group > max_together / 2 ? max_rows_of_many : max_rows) && k->ne[2] * k->ne[3] * n_parts <= max_windows;
 }

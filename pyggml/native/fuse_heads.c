@@ -23,7 +23,9 @@ static const struct ggml_tensor * take_rope(pg_fuse_run * r, pg_fused_product * 
     }
     const struct ggml_tensor * rope = pg_fuse_take(r, GGML_OP_ROPE);
     product->out = NULL;
-    return rope && pg_behind(rope->src[0]) == heads && rope->type == GGML_TYPE_F32 ? rope : NULL;
+    // Some models norm all heads of a token together.
+    const bool is_by_head = rope && (!norm || norm->ne[0] == rope->ne[0]);
+    return is_by_head && pg_behind(rope->src[0]) == heads && rope->type == GGML_TYPE_F32 ? rope : NULL;
 }
 
 static const struct ggml_tensor * take_store(pg_fuse_run * r, const struct ggml_tensor * rows, const struct ggml_tensor * indices) {

@@ -25,7 +25,7 @@ struct attention {
     int n_head, n_group;      // heads of Q; those that share one of K
     int n_parts, n_together;  // of a group's heads, and heads of each, at most
     // Clusters that share a window, with room for what they find and counters that are 0, one for 32 elements each; see
-    // attention_shares.
+    // attention_clusters.
     int n_clusters;
     float * found;
     unsigned * n_found;
