@@ -157,6 +157,8 @@ def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor])
         softcap=2.0 if "capped" in case.kind else 0.0, sinks=sinks,
     )  # fmt: skip
     g.output("seen", g.do(seen))
+    if "product" in case.kind:
+        g.output("y", g.do(gg.mul_mat(matrix(g, 96, n_head * d, "q8_0", 12), seen.reshape(n, -1))))
     for name, table in tables.items():
         g.output(name, table.cast("f32"))
     positions = (n_kv // 2 + 37 * np.arange(n) + 5) % n_kv

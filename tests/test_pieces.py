@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fused_graphs import matrix, norm
+from fused_graphs import Case, build, matrix, norm
 from graphs import cpu, random
 
 import pyggml as gg
@@ -144,3 +144,17 @@ def test_a_sum_of_another_transport_is_no_launch_of_ours() -> None:
     gate, down = neighbours("partial", "down", sum_is_ours=False)
     assert gate[1:] == (True, False, False)
     assert down[1:] == (False, True, False)
+
+
+def test_attention_and_the_product_behind_a_view_of_it_are_neighbours() -> None:
+    with gg.Graph(cpu()) as g:
+        build(g, Case("heads-attends-product"))
+        g.build()
+        pieces = ffi.new("pg_pieces *", {"graph": g._graph, "may_attend": True})
+        try:
+            assert lib.pg_pieces_add(pieces, 0, g.n_nodes, ffi.NULL, False)
+            attention, product = [pieces.items[i].fused for i in range(pieces.n) if pieces.items[i].is_fused]
+            assert attention.heads.attention != ffi.NULL and not product.has_heads
+            assert attention.is_before_ours and product.is_behind_ours
+        finally:
+            lib.pg_pieces_free(pieces)

@@ -26,7 +26,7 @@ typedef struct { int n_nodes; bool has_heads; bool is_experts; bool is_before_ou
 int pg_fuse_match(const struct ggml_cgraph *graph, int first, int stop, bool may_attend, pg_fused *out);
 bool pg_fuse_attends(const pg_fused *fused);
 typedef struct { int first, stop; bool is_fused; pg_fused fused; struct ggml_tensor *total; const struct ggml_tensor *addend; ...; } pg_piece;
-typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; ...; } pg_pieces;
+typedef struct { struct ggml_cgraph *graph; pg_piece *items; int n, max; bool may_attend; } pg_pieces;
 bool pg_pieces_add(pg_pieces *pieces, int first, int stop, const struct ggml_tensor *sum, bool is_before_ours);
 void pg_pieces_free(pg_pieces *pieces);
 
