@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from emulation import compile_emulated, run_emulated
 
-SOURCES = ("attention*", "heads.h", "head_turns.cuh")
+SOURCES = ("attention*", "heads.h", "head_turns.cuh", "warp_sums.cuh")
 LIMIT = 1e-8
 pytestmark = pytest.mark.timeout(600)  # the first one compiles the program
 

@@ -23,6 +23,7 @@ SOURCES = (
     "q6_k_blocks.cuh",
     "nibble_blocks.cuh",
     "tensor_cores.cuh",
+    "warp_sums.cuh",
 )
 # Sums of some thousand products in float32, against float64; a value on the edge between two roundings counts most.
 LIMIT = 1e-7

@@ -14,6 +14,8 @@ extern "C" {
 #define PG_FUSED_MAX_COLUMNS 16
 #define PG_FUSED_MAX_TOKENS 8    // of routers and experts
 #define PG_FUSED_MAX_CHOSEN 128  // experts, of all columns
+#define PG_FUSED_WINDOW_ROWS 256  // attention's windows are a multiple of it
+#define PG_FUSED_MAX_HEADS 8      // of Q, on one of K, that attention does together
 
 enum pg_gate { PG_GATE_NONE = 0, PG_GATE_SWIGLU = 1, PG_GATE_GEGLU = 2 };
 

@@ -2,9 +2,6 @@
 
 #include "ggml-impl.h"
 
-static const int64_t window_rows = 256;  // a cluster's
-static const int64_t max_together = 8;   // heads of Q, of one of K
-
 // Rows of a window, and windows of one head of K each; of more, ggml's launches were measured to be faster.
 static const int64_t max_rows = 4096, max_rows_of_many = 512;
 static const int64_t max_windows = 32;
@@ -40,28 +37,38 @@ static bool is_apart(const struct ggml_tensor * node, const pg_fused_heads * h) 
            !pg_overlap(node, h->q_norm) && !pg_overlap(node, h->k_norm) && !pg_overlap(node, node->src[3]);
 }
 
+// One token of each sequence, whose heads lie one after the other, as rope has them.
+static bool is_one_token(const struct ggml_tensor * q, const pg_fused_heads * h) {
+    const struct ggml_tensor * rope = h->rope;
+    return behind_views(q) == rope && q->ne[0] == h->head_dim && q->ne[1] == 1 && q->ne[2] == rope->ne[1] && q->ne[3] == rope->ne[2] &&
+           q->nb[2] == rope->nb[1] && (q->ne[3] == 1 || q->nb[3] == rope->nb[2]);
+}
+
+// K and V of the same rows.
+static bool are_windows(const struct ggml_tensor * k, const struct ggml_tensor * v, const pg_fused_heads * h) {
+    return is_window(k, h->k_rows, h->head_dim) && is_window(v, h->v_rows, h->head_dim) && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
+           k->ne[3] == v->ne[3] && k->nb[3] / k->nb[1] == v->nb[3] / v->nb[1] && rows_before(k, h->k_rows) == rows_before(v, h->v_rows);
+}
+
+// Heads that there are kernels for; with a lane that has both elements of a pair.
+static bool has_kernel(const pg_fused_heads * h) {
+    const bool is_neox = ggml_get_op_params_i32(h->rope, 2) == GGML_ROPE_TYPE_NEOX;
+    return (h->head_dim == 64 || h->head_dim == 128) && (!is_neox || ggml_get_op_params_i32(h->rope, 1) % 64 == 0);
+}
+
 bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
     const int n_before = r->at - r->first;
     const struct ggml_tensor * node = pg_fuse_take(r, GGML_OP_FLASH_ATTN_EXT);
-    const bool is_neox = ggml_get_op_params_i32(h->rope, 2) == GGML_ROPE_TYPE_NEOX;
-    const int n_dims = ggml_get_op_params_i32(h->rope, 1);
-    // A lane has both elements of a pair.
-    if (!node || (is_neox && n_dims % 64 != 0) || (h->head_dim != 64 && h->head_dim != 128)) {
+    if (!node || !has_kernel(h)) {
         return false;
     }
     const struct ggml_tensor * q = node->src[0];
     const struct ggml_tensor * k = node->src[1];
-    const struct ggml_tensor * v = node->src[2];
     const struct ggml_tensor * sinks = node->src[4];
-    const bool is_one_token = behind_views(q) == h->rope && q->ne[0] == h->head_dim && q->ne[1] == 1 && q->ne[2] == h->rope->ne[1] &&
-                              q->ne[3] == h->rope->ne[2];
-    // By places: one token's heads lie one after the other, as rope has them.
-    const bool is_whole = is_one_token && q->nb[2] == h->rope->nb[1] && (q->ne[3] == 1 || q->nb[3] == h->rope->nb[2]);
-    if (!is_whole || !is_window(k, h->k_rows, h->head_dim) || !is_window(v, h->v_rows, h->head_dim) || k->ne[1] % window_rows != 0 ||
-        k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || rows_before(k, h->k_rows) != rows_before(v, h->v_rows) ||
-        k->nb[3] / k->nb[1] != v->nb[3] / v->nb[1] || k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3] || q->ne[2] % k->ne[2] != 0 ||
-        !is_mask(node->src[3], k->ne[1], q->ne[3]) || ggml_get_op_params_f32(node, 1) != 0.0f || !pg_is_plain(node) || !is_apart(node, h) ||
-        (sinks && !(pg_is_plain(sinks) && pg_is_constant(sinks)))) {
+    const bool has_shapes = is_one_token(q, h) && are_windows(k, node->src[2], h) && k->ne[1] % PG_FUSED_WINDOW_ROWS == 0 &&
+                            k->ne[3] == q->ne[3] && q->ne[2] % k->ne[2] == 0 && is_mask(node->src[3], k->ne[1], q->ne[3]);
+    const bool has_alibi = ggml_get_op_params_f32(node, 1) != 0.0f;
+    if (!has_shapes || has_alibi || !pg_is_plain(node) || !is_apart(node, h) || (sinks && !(pg_is_plain(sinks) && pg_is_constant(sinks)))) {
         return false;
     }
     h->attention = node;
@@ -76,6 +83,7 @@ bool pg_fuse_attends(const pg_fused * fused) {
         return false;
     }
     const struct ggml_tensor * k = node->src[1];
-    const int64_t n_group = node->src[0]->ne[2] / k->ne[2], n_parts = (n_group + max_together - 1) / max_together;
-    return k->ne[1] % window_rows == 0 && k->ne[1] <= (n_group > max_together / 2 ? max_rows_of_many : max_rows) && k->ne[2] * k->ne[3] * n_parts <= max_windows;
+    const int64_t n_group = node->src[0]->ne[2] / k->ne[2], n_parts = (n_group + PG_FUSED_MAX_HEADS - 1) / PG_FUSED_MAX_HEADS;
+    const int64_t most_rows = n_group > PG_FUSED_MAX_HEADS / 2 ? max_rows_of_many : max_rows;
+    return k->ne[1] % PG_FUSED_WINDOW_ROWS == 0 && k->ne[1] <= most_rows && k->ne[2] * k->ne[3] * n_parts <= max_windows;
 }

@@ -5,6 +5,7 @@
 
 #include "attention_rows.cuh"
 #include "launch_order.cuh"
+#include "warp_sums.cuh"
 
 // D and IS_ONCE: see attention_rows.
 template <int D, bool IS_ONCE>
@@ -22,9 +23,9 @@ struct attention_kernel {
 
         template <class SHARE>
         __device__ __forceinline__ joined(float2 size, int n_shares, const SHARE & share) {
-            largest = max_of_warp(size.x);
+            largest = warp_max(size.x);
             const float factor = __expf(size.x - largest);
-            total = sum_of_warp(size.y * factor);
+            total = warp_sum(size.y * factor);
             constexpr int N_TOGETHER = 8;
             for (int first = 0; first < n_shares; first += N_TOGETHER) {
                 float parts[N_TOGETHER];
@@ -113,7 +114,7 @@ struct attention_kernel {
                 for (int i = 0; i < N_PAIRS; i++) {
                     squares += k[i].x * k[i].x + k[i].y * k[i].y;
                 }
-                factor = rsqrtf(sum_of_warp(squares) / D + h.eps);
+                factor = rsqrtf(warp_sum(squares) / D + h.eps);
             }
 #pragma unroll
             for (int i = 0; i < N_PAIRS; i++) {

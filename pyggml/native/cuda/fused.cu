@@ -16,6 +16,8 @@
 
 namespace {
 
+static_assert(PG_FUSED_WINDOW_ROWS == ATTENTION_CLUSTER_ROWS && PG_FUSED_MAX_HEADS == ATTENTION_MAX_HEADS);
+
 struct card_facts {
     product_card card = {};
     bool is_able = false;
@@ -184,7 +186,7 @@ attention describe(const pg_fused_heads & of, const heads & h, const product_car
 }
 
 // Two launches of ours in a row keep the memory busy by then: the sum that follows waits, and so does what the sum lets start,
-// whose weights would be in the way of this launch's input. Behind attention nothing else is read.
+// whose weights would be in the way of this launch's input. Behind ggml's attention nothing else is read.
 start_of_next start_of_next_behind(const pg_fused & fused) {
     const bool is_second = fused.is_behind_ours || fused.is_experts;
     const start_of_next next = fused.is_before_sum && is_second ? NEXT_WITH_INPUT : NEXT_AT_ONCE;

@@ -40,19 +40,3 @@ static __device__ __forceinline__ head_turn turn_of(const heads & h, int pair, i
 static __device__ __forceinline__ float2 turned(float2 x, head_turn by) {
     return make_float2(x.x * by.cosine - x.y * by.sine, x.x * by.sine + x.y * by.cosine);
 }
-
-static __device__ __forceinline__ float max_of_warp(float v) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        v = fmaxf(v, __shfl_xor_sync(0xffffffff, v, offset));
-    }
-    return v;
-}
-
-static __device__ __forceinline__ float sum_of_warp(float v) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        v += __shfl_xor_sync(0xffffffff, v, offset);
-    }
-    return v;
-}

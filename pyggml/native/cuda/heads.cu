@@ -4,6 +4,7 @@
 #include "head_turns.cuh"
 #include "heads_launch.h"
 #include "launch_order.cuh"
+#include "warp_sums.cuh"
 
 namespace {
 
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(32 * N_WARPS) store_heads(const __grid_constan
     }
     float factor = 1;
     if (of.norm) {
-        factor = rsqrtf(sum_of_warp(squares) / h.head_dim + h.eps);
+        factor = rsqrtf(warp_sum(squares) / h.head_dim + h.eps);
     }
 #pragma unroll
     for (int k = 0; k < MAX_PAIRS; k++) {

@@ -4,6 +4,7 @@
 
 #include "product_ring.cuh"
 #include "products.h"
+#include "warp_sums.cuh"
 #include "weight_blocks.cuh"
 
 constexpr int N_INPUT_THREADS = 256;
@@ -17,14 +18,6 @@ struct shared_input {
     float * s;        // nullptr where no sums are needed
     float * factors;  // two times a sum of each warp
 };
-
-static __device__ __forceinline__ float warp_sum(float v) {
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        v += __shfl_xor_sync(0xffffffff, v, offset);
-    }
-    return v;
-}
 
 static __device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
