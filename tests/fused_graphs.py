@@ -120,10 +120,15 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
     tables = {name: g.state(name, (n_rows, n_head_kv * d), "f16") for name in ("k", "v")}
     if attends:
         for name, table in tables.items():
-            earlier = g.input(f"{name} earlier", table.shape)
-            tables[name] = g.do(gg.set_rows(table, earlier, g.input(f"{name} rows", (n_rows,), "i64")))
+            table.set(random(*table.shape, seed=10))
+        if "written-before" in case.kind:
+            tables["k"] = _write_first_rows(g, tables["k"])
+        elif "written-beside" in case.kind:  # what attention reads does not say so
+            _write_first_rows(g, tables["v"])
     q = g.do(project("q", n_head, 6))
     for name, seed in (("k", 7), ("v", 8)):
+        if name == "v" and "one-table" in case.kind:
+            tables["v"] = tables["k"]
         tables[name] = g.do(gg.set_rows(tables[name], project(name, n_head_kv, seed).reshape(n, -1), rows))
     if attends:
         return _attend(g, case, q, tables)
@@ -134,6 +139,11 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
         "positions": np.arange(11, 11 + n, dtype=np.int32),
         "rows": np.arange(30, 30 - n, -1, dtype=np.int64),
     }
+
+
+def _write_first_rows(g: gg.Graph, table: gg.Tensor) -> gg.Tensor:
+    rows = random(3, table.shape[-1], seed=11)
+    return g.do(gg.set_rows(table, g.weight(rows), g.weight(np.arange(3, dtype=np.int32))))
 
 
 def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor]) -> dict[str, np.ndarray]:
@@ -147,8 +157,8 @@ def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor])
         gg.view(tables[name], (n, n_kv, n_head_kv, d), (step, row, d * 2), slot + first).permute(0, 2, 1, 3)
         for name in ("k", "v")
     ]
-    q = q.reshape(n, 1, n_head, d)
-    mask = g.input("mask", (n, 1, 1, n_kv), "f16")
+    rotated, q = q, q.reshape(n, 1, n_head, d)
+    mask = g.input("mask", (1 if "one-mask" in case.kind else n, 1, 1, n_kv), "f16")
     if "two-tokens" in case.kind:
         q, mask = gg.concat(q, q, 1), gg.concat(mask, mask, 2)
     sinks = g.weight(random(n_head, seed=9)) if "sinks" in case.kind else None
@@ -157,6 +167,13 @@ def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor])
         softcap=2.0 if "capped" in case.kind else 0.0, sinks=sinks,
     )  # fmt: skip
     g.output("seen", g.do(seen))
+    if "kept-q" in case.kind:
+        g.output("q", rotated)
+    elif "twice-q" in case.kind:
+        g.output("q", rotated * 2.0)
+    if "written-later" in case.kind:
+        for table in tables.values():
+            _write_first_rows(g, table)
     if "product" in case.kind:
         g.output("y", g.do(gg.mul_mat(matrix(g, 96, n_head * d, "q8_0", 12), seen.reshape(n, -1))))
     for name, table in tables.items():
@@ -165,11 +182,10 @@ def _attend(g: gg.Graph, case: Case, q: gg.Tensor, tables: dict[str, gg.Tensor])
     rows = slot_rows * np.arange(1, n + 1) + positions
     if "outside" in case.kind:
         rows[-1] = (n + 1) * slot_rows
-    is_seen = np.arange(n_kv) <= positions[:, None]
-    mask_of = np.where(is_seen, np.float16(0), np.float16(-np.inf)).reshape(n, 1, 1, n_kv)
-    earlier = {f"{name} earlier": random(*table.shape, seed=10) for name, table in tables.items()}
-    all_rows = {f"{name} rows": np.arange(table.shape[0]) for name, table in tables.items()}
-    return {"positions": positions.astype(np.int32), "rows": rows, "mask": mask_of, **earlier, **all_rows}
+    last_seen = positions.max(keepdims=True) if "one-mask" in case.kind else positions
+    is_seen = np.arange(n_kv) <= last_seen[:, None]
+    mask_of = np.where(is_seen, np.float16(0), np.float16(-np.inf)).reshape(-1, 1, 1, n_kv)
+    return {"positions": positions.astype(np.int32), "rows": rows, "mask": mask_of}
 
 
 def op_name(node: object) -> str:

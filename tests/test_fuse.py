@@ -87,7 +87,10 @@ def attention_of(case: Case) -> tuple[bool, bool]:
         return fused.heads.attention != ffi.NULL, bool(lib.pg_fuse_attends(fused))
 
 
-@pytest.mark.parametrize("kind", ["", "-qk-three", "-sinks-twelve", "-outside", "-yarn-factors", "-capped"])
+@pytest.mark.parametrize(
+    "kind",
+    ["", "-qk-three", "-sinks-twelve", "-outside", "-yarn-factors", "-capped", "-one-mask", "-written-later"],
+)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_attention_of_one_token_a_sequence_is_part_of_the_run(kind: str, head_dim: int) -> None:
     case = Case("heads-attends" + kind, n=3, head_dim=head_dim, is_neox=True)
@@ -112,8 +115,10 @@ def test_other_attention_stays_with_ggml(case: Case) -> None:
     assert attention_of(case) == (False, False)
 
 
-@pytest.mark.parametrize("kind", ["heads-qk-wide", "heads-attends-qk-wide"])
-def test_heads_that_are_normed_together_stay_with_ggml(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["heads-qk-wide", "heads-attends-qk-wide", "heads-one-table", "heads-attends-one-table"]
+)
+def test_heads_that_are_normed_or_stored_together_stay_with_ggml(kind: str) -> None:
     with gg.Graph(cpu()) as g:
         build(g, Case(kind))
         g.build()
@@ -140,6 +145,17 @@ def test_attention_that_would_write_over_what_it_reads_stays_with_ggml(name: str
         nodes = [lib.ggml_graph_node(g._graph, i) for i in range(g.n_nodes)]
         (seen,) = [node for node in nodes if op_name(node) == "FLASH_ATTN_EXT"]
         seen.data = g._inputs[name].data
+        (fused,) = [fused for _, fused in matches(g) if fused is not None]
+        assert fused.has_heads and fused.heads.attention == ffi.NULL
+
+
+@pytest.mark.parametrize("kind", ["kept-q", "twice-q", "written-before", "written-beside"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_where_q_or_the_cache_is_anothers_too_heads_are_one_run_still(kind: str, n: int) -> None:
+    """Q is read elsewhere; rows of earlier tokens are asked for before earlier nodes have ended."""
+    with gg.Graph(cpu()) as g:
+        build(g, Case(f"heads-attends-{kind}", n=n))
+        g.build()
         (fused,) = [fused for _, fused in matches(g) if fused is not None]
         assert fused.has_heads and fused.heads.attention == ffi.NULL
 

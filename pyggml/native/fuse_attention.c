@@ -50,6 +50,18 @@ static bool are_windows(const struct ggml_tensor * k, const struct ggml_tensor *
            k->ne[3] == v->ne[3] && k->nb[3] / k->nb[1] == v->nb[3] / v->nb[1] && rows_before(k, h->k_rows) == rows_before(v, h->v_rows);
 }
 
+// Whether a node before the run writes into a table: earlier tokens' rows are asked for before its kernel has ended. A table
+// that is a node's result lies where that node writes.
+static bool is_written_before(const pg_fuse_run * r, const struct ggml_tensor * store) {
+    for (int i = 0; i < r->first; i++) {
+        const struct ggml_tensor * node = r->graph->nodes[i];
+        if (!pg_is_free(node) && pg_overlap(node, store)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Heads that there are kernels for; with a lane that has both elements of a pair.
 static bool has_kernel(const pg_fused_heads * h) {
     const bool is_neox = ggml_get_op_params_i32(h->rope, 2) == GGML_ROPE_TYPE_NEOX;
@@ -71,9 +83,12 @@ bool pg_take_attention(pg_fuse_run * r, pg_fused_heads * h) {
     if (!has_shapes || has_alibi || !pg_is_plain(node) || !is_apart(node, h) || (sinks && !(pg_is_plain(sinks) && pg_is_constant(sinks)))) {
         return false;
     }
+    pg_fuse_write(r, node);
+    if (!pg_fuse_is_closed(r) || is_written_before(r, h->k_rows) || is_written_before(r, h->v_rows)) {
+        return false;
+    }
     h->attention = node;
     h->n_before_attention = n_before;
-    pg_fuse_write(r, node);
     return true;
 }
 

@@ -63,5 +63,6 @@ bool pg_take_heads(pg_fuse_run * r, const struct ggml_tensor * input, pg_fused_p
     // Positions, rows and weights are read while earlier kernels still run.
     const bool is_constant = pg_is_constant(q->src[1]) && pg_is_constant(q->src[2]) && pg_is_constant(h->k_rows->src[1]) &&
                              pg_is_constant(h->q_norm) && pg_is_constant(h->k_norm);
-    return is_constant && h->v_rows && has_same_rope(q, k) && q_eps == k_eps && !h->q_norm == !h->k_norm;
+    const bool has_tables = h->v_rows && !pg_overlap(h->k_rows, h->v_rows);  // which are written in no order
+    return is_constant && has_tables && has_same_rope(q, k) && q_eps == k_eps && !h->q_norm == !h->k_norm;
 }

@@ -134,7 +134,7 @@ static bool take_gate(pg_fuse_run * r, const struct ggml_tensor * input, pg_fuse
     return false;
 }
 
-// What heads end with: attention, or Q for whoever attends.
+// What heads end with: attention, or Q for whoever attends or reads it too.
 static void take_end_of_heads(pg_fuse_run * r, pg_fused_heads * h) {
     const pg_fuse_run heads = *r;
     if (!r->may_attend || !pg_take_attention(r, h)) {

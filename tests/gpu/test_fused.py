@@ -42,7 +42,7 @@ CASES = [
       for d in (64, 128, 256) for neox in (False, True)),
     *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=n_kv)
       for tail, n_kv in (("", 256), ("", 1536), ("-qk-three", 256), ("-sinks-twelve", 768), ("-outside", 256),
-                         ("-yarn-factors", 512))
+                         ("-yarn-factors", 512), ("-one-mask", 256))
       for n in (1, 3, 16) for d in (64, 128) for neox in (False, True)),
     *(Case(f"heads-attends{tail}", n=n, k=512, head_dim=d, is_neox=neox, n_kv=4096)
       for tail, d, neox in (("-part", 128, True), ("-part", 64, False), ("-capped", 128, True)) for n in (1, 2)),
