@@ -13,8 +13,13 @@ CUDA = TESTS.parent / "pyggml" / "native" / "cuda"
 COMPILER = shutil.which("c++") or shutil.which("g++")
 
 
-def compile_emulated(name: str, patterns: tuple[str, ...], folder: Path) -> Path:
-    """The program of `emulated_cuda/NAME.cpp`, from copies of the kernels beside stand-ins for CUDA's words."""
+def compile_emulated(
+    name: str, patterns: tuple[str, ...], folder: Path, *, without: tuple[str, str] | None = None
+) -> Path:
+    """The program of `emulated_cuda/NAME.cpp`, from copies of the kernels beside stand-ins for CUDA's words.
+
+    `without` is a file of them and what its copy has in comments only.
+    """
     if COMPILER is None:
         pytest.skip("no C++ compiler: sudo apt install g++")
     for path in (
@@ -22,6 +27,10 @@ def compile_emulated(name: str, patterns: tuple[str, ...], folder: Path) -> Path
         *(TESTS / "emulated_cuda").iterdir(),
     ):
         shutil.copy(path, folder)
+    if without is not None:
+        kernel, text = folder / without[0], (folder / without[0]).read_text()
+        assert text.count(without[1]) == 1
+        kernel.write_text(text.replace(without[1], f"// {without[1]}"))
     command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", f"{name}.cpp", "-o", name]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

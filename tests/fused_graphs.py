@@ -119,7 +119,7 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
     n_rows = (n + 1) * (case.n_kv + SPARE_ROWS) + 1 if attends else 40
     tables = {name: g.state(name, (n_rows, n_head_kv * d), "f16") for name in ("k", "v")}
     if attends:
-        for name, table in tables.items():
+        for table in tables.values():
             table.set(random(*table.shape, seed=10))
         if "written-before" in case.kind:
             tables["k"] = _write_first_rows(g, tables["k"])

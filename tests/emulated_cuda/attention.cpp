@@ -1,6 +1,7 @@
 // Runs the source of attention on a processor: `attention HEAD_DIM HEADS KV_HEADS SEQUENCES ROWS CLUSTERS KIND`, KIND of `plain`,
-// `normed`, `neox`, `part` (fewer turned), `sinks`, `capped`, joined by `-`; in `outside` the last sequence's own row lies
-// behind all windows. Prints the squared error over the squared size of the right results, and of the stored rows.
+// `normed`, `neox`, `part` (fewer turned), `sinks`, `capped`, `one-mask` (of all sequences), joined by `-`; in `outside` the
+// last sequence's own row lies behind all windows. Prints the squared error over the squared size of the right results, and
+// of the stored rows.
 
 #include "attention_launch.cuh"
 #include "quantised.h"
@@ -16,11 +17,13 @@ int main(int, char ** argument) {
     const auto has = [&](const char * word) { return kind.find(word) != std::string::npos; };
     const int slot_rows = n_kv + 64, n_rows = (1 + n_sequences) * slot_rows + 1, width = n_head_kv * d;  // slot 0 is not looked at
     const int n_dims = has("part") ? d / 2 : d, group = n_head / n_head_kv;
-    const std::vector<float> q = random_floats(static_cast<size_t>(n_sequences) * n_head * d, 1);
-    const std::vector<float> fresh[2] = {random_floats(static_cast<size_t>(n_sequences) * width, 1), random_floats(static_cast<size_t>(n_sequences) * width, 1)};
+    std::vector<float> q = random_floats(static_cast<size_t>(n_sequences) * n_head * d, 1);
+    std::vector<float> fresh[2] = {random_floats(static_cast<size_t>(n_sequences) * width, 1), random_floats(static_cast<size_t>(n_sequences) * width, 1)};
     const std::vector<float> norms[2] = {random_floats(d, 0.1f, 1), random_floats(d, 0.1f, 1)};
     const std::vector<float> sinks = random_floats(n_head, 1), factors = random_floats(d / 2, 0.1f, 1);
-    std::vector<uint16_t> cache[2], mask(static_cast<size_t>(n_sequences) * n_kv);
+    const int n_masks = has("one-mask") ? 1 : n_sequences;  // the last sequence's, which sees the most
+    std::vector<uint16_t> cache[2], mask(static_cast<size_t>(n_masks) * n_kv);
+    const auto mask_of = [&](int s) { return mask.data() + static_cast<size_t>(s % n_masks) * n_kv; };
     for (auto & table : cache) {
         for (const float v : random_floats(static_cast<size_t>(n_rows) * width, 1)) {
             table.push_back(__half_as_ushort(__float2half(v)));
@@ -34,7 +37,7 @@ int main(int, char ** argument) {
         positions.push_back(position);
         rows.push_back(is_outside ? n_rows - 1 : (1 + s) * slot_rows + position);
         for (int i = 0; i < n_kv; i++) {
-            mask[static_cast<size_t>(s) * n_kv + i] = i <= position && (!has("window") || i + 40 > position) && !is_outside ? 0 : 0xfc00;
+            mask_of(s)[i] = i <= position && (!has("window") || i + 40 > position) && !is_outside ? 0 : 0xfc00;
         }
     }
 
@@ -81,7 +84,7 @@ int main(int, char ** argument) {
                 }
                 score /= std::sqrt(d);
                 score = has("capped") ? 2 * std::tanh(score / 2) : score;
-                const double weight = mask[static_cast<size_t>(s) * n_kv + i] ? 0 : std::exp(score);
+                const double weight = mask_of(s)[i] ? 0 : std::exp(score);
                 total += weight;
                 for (int e = 0; e < d; e++) {
                     sum[e] += weight * half(right_cache[1][at + e]);
@@ -117,7 +120,7 @@ int main(int, char ** argument) {
     a.k_sequence = a.v_sequence = static_cast<int64_t>(slot_rows) * width;
     a.first_row = a.sequence_rows = slot_rows;
     a.mask = mask.data();
-    a.mask_sequence = n_kv;
+    a.mask_sequence = n_masks > 1 ? n_kv : 0;
     a.sinks = has("sinks") ? sinks.data() : nullptr;
     a.out = out.data();
     a.n_kv = n_kv;
@@ -130,6 +133,9 @@ int main(int, char ** argument) {
     a.n_clusters = n_clusters;
     a.found = found.data();
     a.n_found = n_found.data();
+    comes_late(q);
+    comes_late(fresh[0]);
+    comes_late(fresh[1]);
     if (launch_attention_of(a, nullptr) != cudaSuccess) {
         return 1;
     }

@@ -62,7 +62,8 @@ struct meeting {
 struct fiber_blocks {
     ucontext_t scheduler, fibers[MAX_FIBERS];
     std::unique_ptr<char[]> stacks{new char[MAX_FIBERS * STACK_BYTES]};
-    bool is_done[MAX_FIBERS];
+    bool is_done[MAX_FIBERS], has_waited[MAX_FIBERS];  // has_waited: for earlier kernels
+    int n_ended[MAX_TOGETHER];  // of a block
     int current = 0;
     std::function<void()> body;
     meeting cluster, whole[MAX_TOGETHER], named[MAX_TOGETHER][16], warps[MAX_FIBERS / WARP];
@@ -86,9 +87,40 @@ static inline void show(int block) {
     }
 }
 
+// What earlier kernels write and this one only reads. A thread finds it behind its own wait for them, before that NaNs.
+struct late_input {
+    void * at;
+    std::vector<char> right;
+};
+inline std::vector<late_input> late_inputs;
+inline bool are_late_shown = true;
+
+template <class T>
+static void comes_late(std::vector<T> & v) {
+    const char * bytes = reinterpret_cast<const char *>(v.data());
+    late_inputs.push_back({v.data(), {bytes, bytes + v.size() * sizeof(T)}});
+}
+
+static inline void show_late(bool is_wanted) {
+    if (is_wanted == are_late_shown) {
+        return;
+    }
+    for (const late_input & input : late_inputs) {
+        if (is_wanted) {
+            std::memcpy(input.at, input.right.data(), input.right.size());
+        } else {
+            std::memset(input.at, 0xff, input.right.size());
+        }
+    }
+    are_late_shown = is_wanted;
+}
+
 static inline void fiber_main() {
     fibers.body();
     fibers.is_done[fibers.current] = true;
+    if (++fibers.n_ended[block_of(fibers.current)] == static_cast<int>(blockDim.x)) {
+        std::memset(memory, 0xff, fibers.n_shared);  // nobody has it any more
+    }
     swapcontext(&fibers.fibers[fibers.current], &fibers.scheduler);
 }
 
@@ -122,6 +154,7 @@ static inline bool run_warp(int warp, unsigned first_block) {
                 threadIdx = dim3(static_cast<unsigned>(i) % blockDim.x, 0, 0);
                 blockIdx = place_in_grid(first_block + block_of(i));
                 show(block_of(i));
+                show_late(fibers.has_waited[i]);
                 swapcontext(&fibers.scheduler, &fibers.fibers[i]);
                 is_done &= fibers.is_done[i];
             }
@@ -137,9 +170,10 @@ static inline void run_blocks(const std::function<void()> & body, unsigned first
     for (int b = 1; b < fibers.n_together; b++) {
         fibers.others[b].assign(fibers.n_shared, static_cast<char>(0xff));
     }
+    std::fill_n(fibers.n_ended, fibers.n_together, 0);
     const unsigned n_threads = blockDim.x * fibers.n_together;
     for (unsigned i = 0; i < n_threads; i++) {
-        fibers.is_done[i] = false;
+        fibers.is_done[i] = fibers.has_waited[i] = false;
         getcontext(&fibers.fibers[i]);
         fibers.fibers[i].uc_stack.ss_sp = fibers.stacks.get() + i * STACK_BYTES;
         fibers.fibers[i].uc_stack.ss_size = STACK_BYTES;
@@ -153,6 +187,7 @@ static inline void run_blocks(const std::function<void()> & body, unsigned first
             is_done &= run_warp(is_reversed ? n_warps - 1 - w : w, first_block);
         }
     }
+    show_late(true);
 }
 
 // What lane `from(lane)` of the warp has, for each of its lanes.

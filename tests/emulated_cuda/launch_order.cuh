@@ -4,7 +4,10 @@
 #include "cuda_runtime.h"
 
 static inline void let_next_start() {}
-static inline void wait_for_earlier() {}
+static inline void wait_for_earlier() {
+    fibers.has_waited[fibers.current] = true;
+    show_late(true);
+}
 
 template <class... Arguments>
 static cudaError_t launch_clusters(void (*kernel)(Arguments...), dim3 grid, dim3 block, unsigned n_together, size_t shared,
