@@ -141,6 +141,11 @@ def _heads(g: gg.Graph, case: Case, x: gg.Tensor) -> dict[str, np.ndarray]:
     }
 
 
+def table_of(g: gg.Graph, name: str) -> gg.Tensor:
+    """The cache of attention's K or V, which holds random rows before the first run."""
+    return next(buffer[name] for buffer in g._buffers if name in buffer)
+
+
 def _write_first_rows(g: gg.Graph, table: gg.Tensor) -> gg.Tensor:
     rows = random(3, table.shape[-1], seed=11)
     return g.do(gg.set_rows(table, g.weight(rows), g.weight(np.arange(3, dtype=np.int32))))
