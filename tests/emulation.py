@@ -14,11 +14,16 @@ COMPILER = shutil.which("c++") or shutil.which("g++")
 
 
 def compile_emulated(
-    name: str, patterns: tuple[str, ...], folder: Path, *, without: tuple[str, str] | None = None
+    name: str,
+    patterns: tuple[str, ...],
+    folder: Path,
+    *,
+    without: tuple[str, str] | None = None,
+    capability: int = 80,
 ) -> Path:
     """The program of `emulated_cuda/NAME.cpp`, from copies of the kernels beside stand-ins for CUDA's words.
 
-    `without` is a file of them and what its copy has in comments only.
+    `without` is a file of them and what its copy has in comments only; `capability` that of the card.
     """
     if COMPILER is None:
         pytest.skip("no C++ compiler: sudo apt install g++")
@@ -31,7 +36,8 @@ def compile_emulated(
         kernel, text = folder / without[0], (folder / without[0]).read_text()
         assert text.count(without[1]) == 1
         kernel.write_text(text.replace(without[1], f"// {without[1]}"))
-    command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", f"{name}.cpp", "-o", name]
+    arch = f"-DEMULATED_ARCH={10 * capability}"
+    command = [COMPILER, "-std=c++20", "-O1", "-w", "-I.", arch, f"{name}.cpp", "-o", name]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / name

@@ -20,6 +20,7 @@ SOURCES = (
     "wide_products.cuh",
     "rounded_input.*",
     "weight_blocks.cuh",
+    "weight_boxes.h",
     "q6_k_blocks.cuh",
     "nibble_blocks.cuh",
     "tensor_cores.cuh",
@@ -78,14 +79,33 @@ EXPERT_CASES = [
 ]
 
 
+# Of one column a card of 9.0 takes weights as boxes: units whole, rows at multiples of 16 bytes or not.
+BOX_CASES = [
+    *(case for case in CASES if case[1] == 1),
+    *((kind_of, 1, 2048, rows, kind, 3) for kind_of in TYPES for rows in (19, 101) for kind in KINDS),
+    *((kind_of, 1, 2048, 24, "normed-gate-swapped", 2) for kind_of in TYPES),
+    *((kind_of, 1, 512, 1900, "residual", 1) for kind_of in TYPES),  # many tiles, whose sums take turns
+]
+
+
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_emulated("products", SOURCES, tmp_path_factory.mktemp("products"))
 
 
 @pytest.fixture(scope="module")
+def boxed_products(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("products", SOURCES, tmp_path_factory.mktemp("boxed"), capability=90)
+
+
+@pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_emulated("experts", SOURCES, tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture(scope="module")
+def boxed_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("experts", SOURCES, tmp_path_factory.mktemp("boxed_experts"), capability=90)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +119,21 @@ def test_products_are_right(products: Path, case: tuple[object, ...]) -> None:
     assert error <= LIMIT and error_of_sum == 0
 
 
+@pytest.mark.parametrize("case", BOX_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_products_of_boxes_are_right(boxed_products: Path, case: tuple[object, ...]) -> None:
+    error, error_of_sum = run_emulated(boxed_products, case)
+    assert error <= LIMIT and error_of_sum == 0
+
+
 @pytest.mark.parametrize("case", EXPERT_CASES, ids=lambda case: "-".join(map(str, case)))
 def test_products_with_chosen_experts_are_right(experts: Path, case: tuple[object, ...]) -> None:
     (error,) = run_emulated(experts, case)
+    assert error <= LIMIT
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_products_of_boxes_of_chosen_experts_are_right(boxed_experts: Path, case: tuple[object, ...]) -> None:
+    (error,) = run_emulated(boxed_experts, case)
     assert error <= LIMIT
 
 

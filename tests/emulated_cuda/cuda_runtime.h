@@ -14,7 +14,10 @@
 #include <memory>
 #include <vector>
 
-#define __CUDA_ARCH__ 800
+#ifndef EMULATED_ARCH
+#define EMULATED_ARCH 800
+#endif
+#define __CUDA_ARCH__ EMULATED_ARCH
 #define __device__
 #define __host__
 #define __global__
@@ -244,6 +247,8 @@ static inline unsigned atomicInc(unsigned * p, unsigned last) {
 template <class T>
 static T __ldcg(const T * p) { return *p; }
 static inline float __int_as_float(int v) { float f; std::memcpy(&f, &v, 4); return f; }
+static inline float __uint_as_float(unsigned v) { float f; std::memcpy(&f, &v, 4); return f; }
+static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 static inline unsigned __float_as_uint(float v) { unsigned u; std::memcpy(&u, &v, 4); return u; }
 static inline float __fdividef(float a, float b) { return a / b; }
 #define __expf std::exp

@@ -2,6 +2,8 @@
 // `experts TYPE TOKENS USED WEIGHTS ROWS KIND PROCESSORS`, KIND `gate`, or `sum`, with `-residual` if one is added.
 // Prints the squared error over the squared size of the right results.
 
+#include "weight_boxes.cuh"
+
 #include "expert_launch.cuh"
 #include "nibble_blocks.cuh"
 #include "q6_k_blocks.cuh"
@@ -13,6 +15,9 @@
 constexpr int N_EXPERTS = 9;
 
 static cudaError_t launch(const std::string & type, const expert_products & p, const product_card & card) {
+    if (fits_boxes(p, card) && (type == "q4_0" || type == "q4_1")) {
+        return type == "q4_0" ? launch_experts<q4_0, false>(p, card, nullptr) : launch_experts<q4_1, false>(p, card, nullptr);
+    }
     if (type == "q4_0") {
         return launch_experts<q4_0, true>(p, card, nullptr);
     }
@@ -75,6 +80,7 @@ int main(int, char ** argument) {
     p.n_weights = k;
     p.n_columns = n_tokens;
     p.n_used = n_used;
+    p.n_experts = N_EXPERTS;
     p.gate = is_gated ? GATE_SWIGLU : GATE_NONE;
     p.ids = ids.data();
     p.ids_stride = ids_stride;
@@ -92,7 +98,7 @@ int main(int, char ** argument) {
     std::vector<float> out(right.size(), NAN);
     p.matrix[0].out = has_residual ? residual.data() : out.data();  // in place, as graphs have it
     p.matrix[0].residual = has_residual ? residual.data() : nullptr;
-    if (launch(type, p, {std::stoi(argument[7]), SHARED_BYTES}) != cudaSuccess) {
+    if (launch(type, p, {std::stoi(argument[7]), SHARED_BYTES, __CUDA_ARCH__ >= 900}) != cudaSuccess) {
         puts("not launched");
         return 1;
     }

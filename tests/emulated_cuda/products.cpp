@@ -1,6 +1,8 @@
 // Runs the products' own source on a processor, several columns with their rounding before: `products TYPE COLUMNS WEIGHTS ROWS KIND PROCESSORS`, KIND of normed,
-// added, gate, bias, residual, joined by -. Prints the squared error over the squared size of the right results, and
+// added, gate, bias, residual, swapped (up lies before gate), joined by -. Prints the squared error over the squared size of the right results, and
 // the same for the sum of x and addend.
+
+#include "weight_boxes.cuh"
 
 #include "nibble_blocks.cuh"
 #include "product_launch.cuh"
@@ -11,6 +13,9 @@
 #include <cstdio>
 
 static cudaError_t launch(const std::string & type, products & p, const product_card & card) {
+    if (fits_boxes(p, card) && (type == "q4_0" || type == "q4_1")) {
+        return type == "q4_0" ? launch_rows<q4_0, false>(p, card, nullptr) : launch_rows<q4_1, false>(p, card, nullptr);
+    }
     if (is_nibbles(type)) {
         return type == "q4_0" ? launch_columns<q4_0, true>(p, card, nullptr)
                : type == "q4_1" ? launch_columns<q4_1, true>(p, card, nullptr) : launch_columns<mxfp4, true>(p, card, nullptr);
@@ -32,7 +37,11 @@ int main(int, char ** argument) {
     const auto has = [&](const char * word) { return kind.find(word) != std::string::npos; };
     const bool is_gated = has("gate");
     const size_t row_bytes = k / shape_of(type).weights * shape_of(type).bytes, n_values = static_cast<size_t>(n) * k;
-    std::vector<uint8_t> held[2] = {random_rows(type, n_rows, k), random_rows(type, n_rows, k)};
+    const std::vector<uint8_t> both = random_rows(type, 2 * n_rows, k);  // gate's and up's
+    const uint8_t * held[2] = {both.data(), both.data() + n_rows * row_bytes};
+    if (has("swapped")) {
+        std::swap(held[0], held[1]);
+    }
     std::vector<float> x = random_floats(n_values, 2), addend = random_floats(n_values, 1);
     const std::vector<float> weight = random_floats(k, 0.1f, 1), bias = random_floats(n_rows, 1);
     std::vector<float> residual = random_floats(static_cast<size_t>(n) * n_rows, 5);
@@ -59,7 +68,7 @@ int main(int, char ** argument) {
             double dot[2] = {has("bias") ? bias[r] : 0, 0};
             for (int m = 0; m <= is_gated; m++) {
                 for (int i = 0; i < k; i++) {
-                    const uint8_t * row = held[m].data() + r * row_bytes;
+                    const uint8_t * row = held[m] + r * row_bytes;
                     dot[m] += q[c * k + i] * value(type, row, i) + (i % 32 ? 0 : offset(type, row, i, q.data() + c * k));
                 }
             }
@@ -77,7 +86,7 @@ int main(int, char ** argument) {
     p.n_columns = n;
     p.gate = is_gated ? GATE_SWIGLU : GATE_NONE;
     for (int m = 0; m <= is_gated; m++) {
-        p.matrix[m].data = reinterpret_cast<const char *>(held[m].data());
+        p.matrix[m].data = reinterpret_cast<const char *>(held[m]);
         p.matrix[m].n_rows = n_rows;
         p.matrix[m].out_stride = p.matrix[m].residual_stride = n_rows;
     }
@@ -87,7 +96,7 @@ int main(int, char ** argument) {
     p.matrix[0].residual = has("residual") ? residual.data() : nullptr;
     std::vector<float4> rounded(rounded_size(k, n) / 16, {NAN, NAN, NAN, NAN});
     const bool is_rounded = n == 1 || launch_rounding(p, rounding_of(type), rounded.data(), nullptr) == cudaSuccess;
-    if (!is_rounded || launch(type, p, {std::stoi(argument[6]), SHARED_BYTES}) != cudaSuccess) {
+    if (!is_rounded || launch(type, p, {std::stoi(argument[6]), SHARED_BYTES, __CUDA_ARCH__ >= 900}) != cudaSuccess) {
         puts("not launched");
         return 1;
     }

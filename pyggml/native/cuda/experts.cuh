@@ -49,11 +49,12 @@ struct expert_kernel {
     static __device__ __forceinline__ tile_place place_of(const expert_products & p, const choice & chosen, int tile, int place) {
         tile_place at;
         at.matrix = 0;
+        at.expert = chosen.expert[tile / p.n_result_tiles * rows_of_x(p) + place];
         at.column = tile / p.n_result_tiles;
         at.n_columns = 1;
         at.first_row = tile % p.n_result_tiles * OUT_ROWS;
         at.row = min(at.first_row, p.matrix[0].n_rows - OUT_ROWS);
-        const int64_t offset = chosen.expert[at.column * rows_of_x(p) + place] * p.expert_bytes + at.row * p.row_bytes;
+        const int64_t offset = at.expert * p.expert_bytes + at.row * p.row_bytes;
         at.data = p.matrix[0].data + offset;
         at.other = IS_GATED ? p.matrix[1].data + offset : at.data + 8 * p.row_bytes;
         return at;
@@ -139,11 +140,11 @@ struct expert_kernel {
         ring weights(shared.slots + warp * p.n_slots * ring::shape::SLOT_BYTES, shared.barriers + 8 * warp * p.n_slots, p.n_slots,
                      p.row_bytes);
         int tile_number = static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x);
+        typename product::tile_ends ends(p, shared, group, p.boxes);
         walk ahead;
         const auto issue = [&] {
             if (ahead.is_inside(p)) {
-                const int64_t offset = static_cast<int64_t>(ahead.unit) * W::UNIT_BYTES;
-                weights.issue(ahead.at.data + offset, ahead.at.other + offset, product::unit_bytes(p, ahead.unit));
+                product::ask(p, p.boxes, weights, ahead.at, ahead.unit);
                 ahead.go_on(p, chosen, n_units);
                 if (!ahead.is_inside(p)) {
                     ahead.begin(p, chosen, ahead.tile + n_groups, group_warp, n_units);
@@ -179,23 +180,23 @@ struct expert_kernel {
         if (!IS_GATED && p.next == NEXT_WITH_INPUT) {
             let_next_start();
         }
-        for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
+        const typename product::lane_words words;
+        for (; tile_number < p.n_tiles; tile_number += n_groups) {
             const tile_place tile = place_of(p, chosen, tile_number, 0);
-            const typename product::addition add(p, tile);
+            ends.begin(p, tile);
             const int first_unit = (IS_GATED ? tile.column / p.n_used : tile.column) * n_token_units;
             lane_sums<1, ROWS> sums;
             walk now;
             for (now.begin(p, chosen, tile_number, group_warp, n_units); now.is_inside(p); now.go_on(p, chosen, n_units)) {
                 const uint32_t slot = weights.take();
                 product::multiply_unit(p, now.at, now.unit, memory + (slot - shared_address(memory)), slot, shared,
-                                       first_unit + now.place * n_units + now.unit, sums);
+                                       first_unit + now.place * n_units + now.unit, words, sums);
                 weights.done();
                 issue();
             }
-            product::keep_partial(sums, shared.partial + (turn * n_warps + warp) * ROWS);
-            wait_for_group(group + 1, 32 * p.n_group_warps);
-            product::finish(p, tile, add, shared.partial + (turn * n_warps + group * p.n_group_warps) * ROWS);
+            ends.leave(p, sums);
         }
+        ends.end(p);
     }
 };
 

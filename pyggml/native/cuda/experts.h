@@ -18,5 +18,7 @@ struct expert_products : products {
     float * kept_weights;
     int64_t expert_bytes;
     int n_used;
+    int n_experts;
     int n_result_tiles;  // tiles that make up one row of results
+    matrix_boxes boxes;
 };

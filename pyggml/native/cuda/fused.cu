@@ -38,8 +38,9 @@ const card_facts & facts_of(int card) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
     cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, card);
     cudaDeviceGetAttribute(&max_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, card);
-    facts.card = {n_processors, static_cast<size_t>(max_shared)};
-    facts.is_able = major >= 8 && has_product_kernels();
+    const bool wants_boxes = product_kernels_take_boxes();
+    facts.card = {n_processors, static_cast<size_t>(max_shared), wants_boxes};
+    facts.is_able = major >= 8 && has_product_kernels() && (!wants_boxes || has_weight_boxes());
     facts.has_clusters = major >= 9 && has_attention_kernels();
     return facts;
 }

@@ -23,6 +23,7 @@ static expert_products describe(const pg_fused_experts & of, const ggml_tensor *
     p.n_weights = static_cast<int>(matrix->ne[0]);
     p.n_columns = static_cast<int>(of.ids->ne[1]);
     p.n_used = static_cast<int>(of.ids->ne[0]);
+    p.n_experts = static_cast<int>(matrix->ne[2]);
     p.matrix[0].data = static_cast<const char *>(matrix->data);
     p.matrix[0].n_rows = static_cast<int>(matrix->ne[1]);
     p.matrix[0].out_stride = p.matrix[0].residual_stride = matrix->ne[1];

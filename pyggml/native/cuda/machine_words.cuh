@@ -31,8 +31,35 @@ static __device__ __forceinline__ void copy_16(uint32_t to, const char * from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Copies of boxes wait for n bytes more; one lane says so, then asks for them.
+static __device__ __forceinline__ void expect_bytes(uint32_t barrier, int n) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(n) : "memory");
+}
+
+// The copying engine sees barriers that were made before.
+static __device__ __forceinline__ void show_barriers() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The box that begins with element x of a row.
+static __device__ __forceinline__ void copy_box(uint32_t to, const void * boxes, int x, int row, int expert, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+        "l"(boxes), "r"(x), "r"(row), "r"(0), "r"(expert), "r"(barrier)
+        : "memory");
+}
+
 static __device__ __forceinline__ void copies_arrive(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// A barrier that counts arrivals; who arrives need not wait, and who waits need not arrive.
+static __device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void wait_for_arrivals(uint32_t barrier, int phase) {
+    wait_barrier(barrier, phase);
 }
 
 // Warps of a block that share `barrier`, 1 or 2, wait for each other. A variable in its place has the compiler set all 16 of
@@ -47,6 +74,12 @@ static __device__ __forceinline__ void wait_for_group(int barrier, int n_threads
 
 static __device__ __forceinline__ void bring_to_l2(const void * address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The same value, which the compiler keeps in a register.
+static __device__ __forceinline__ uint32_t kept(uint32_t value) {
+    asm("" : "+r"(value));
+    return value;
 }
 
 static __device__ __forceinline__ float fast_inverse(float v) {

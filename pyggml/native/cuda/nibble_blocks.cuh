@@ -51,6 +51,7 @@ struct nibble_blocks {
     static constexpr bool IS_ROTATED = false;
     static constexpr bool IS_HALVED = false;
     static constexpr sum_kind SUMS = FORMAT::SUMS;
+    using lane_words = no_lane_words;
 
     template <int N, int ROWS>
     static __device__ __forceinline__ void multiply(const unit_rows & u, const unit_activations & x, lane_sums<N, ROWS> & sums) {

@@ -6,4 +6,5 @@
 struct product_card {
     int n_processors;
     size_t max_shared;  // of a block
+    bool has_boxes;     // whether its kernels take weights as boxes
 };

@@ -6,6 +6,7 @@
 #include "wide_products.cuh"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 static inline bool is_aligned(const products & p, size_t bytes) {
@@ -15,6 +16,11 @@ static inline bool is_aligned(const products & p, size_t bytes) {
         }
     }
     return true;
+}
+
+// Whether weights can come as boxes: whole units, of rows that begin at multiples of 16 bytes.
+static inline bool fits_boxes(const products & p, const product_card & card) {
+    return card.has_boxes && p.n_columns == 1 && p.n_weights % UNIT_WEIGHTS == 0 && p.row_bytes % 16 == 0 && is_aligned(p, 16);
 }
 
 // Part of the processors' time that has work, when tiles are dealt to groups.
@@ -31,10 +37,15 @@ static int count_tiles(products & p, int out_rows) {
     return n;
 }
 
-// Rows of a tile; sets the group's warps and the tiles, which are needed n_times over and have n_units each. Larger tiles
-// and smaller groups cost less work.
+// How long groups take for their tiles, in units of 16 rows of a warp: each tile's beginning and end take as long as half of one.
+static double tile_time(int n_tiles, int n_groups, int units_a_warp, int rows) {
+    const int n_rounds = (n_tiles + n_groups - 1) / n_groups;
+    return n_rounds * (units_a_warp * (rows == 16 ? 1.0 : 0.7) + 0.5);
+}
+
+// Rows of a tile; sets the group's warps and the tiles, which are needed n_times over and have n_units each.
 static int choose_tiles(products & p, const product_card & card, int n_units, int n_times) {
-    double best = -1;
+    double best = 0;
     int best_rows = 0, best_warps = 0;
     for (int rows : {16, 8}) {
         for (int warps : {4, 8}) {
@@ -42,9 +53,10 @@ static int choose_tiles(products & p, const product_card & card, int n_units, in
                 continue;
             }
             const int n_tiles = n_times * count_tiles(p, p.gate ? 8 : rows);
-            const double part = busy_part(n_tiles, card.n_processors * N_PRODUCT_WARPS / warps);
-            if (part > best + 0.04) {
-                best = part;
+            const int n_groups = card.n_processors * N_PRODUCT_WARPS / warps;
+            const double time = tile_time(n_tiles, n_groups, (n_units + warps - 1) / warps, rows);
+            if (best_rows == 0 || time < best) {
+                best = time;
                 best_rows = rows;
                 best_warps = warps;
             }
@@ -84,9 +96,31 @@ static constexpr size_t slot_memory() {
     return N_PRODUCT_WARPS * (ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES + 8);
 }
 
+// Where the kernel takes weights as boxes: describes them, of gate and up together.
 template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
-static cudaError_t launch_tiles(products & p, const product_card & card, cudaStream_t stream) {
-    return launch_with_slots(multiply_products<W, 1, ROWS, IS_GATED, IS_LOOSE>, p, fixed_memory<W>(count_units(p), ROWS, 1),
+static bool find_boxes(const products & p, matrix_boxes & boxes, const product_card & card, int64_t expert_bytes = 0, int n_experts = 1) {
+    if (IS_LOOSE || !card.has_boxes) {
+        return true;
+    }
+    const int64_t to_up = IS_GATED ? p.matrix[1].data - p.matrix[0].data : 0;
+    boxes.is_up_first = to_up < 0;
+    for (int m = 0; m < (IS_GATED ? 1 : p.n_matrices); m++) {
+        const box_layout layout = {p.matrix[boxes.is_up_first ? 1 : m].data, p.row_bytes, std::abs(to_up), expert_bytes, p.matrix[m].n_rows,
+                                   IS_GATED ? 2 : 1, n_experts, ring_shape<W, false, ROWS>::STRIDE, IS_GATED ? 8 : ROWS};
+        if (!describe_boxes(layout, boxes.of[m])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+template <class W, int ROWS, bool IS_GATED, bool IS_LOOSE>
+static cudaError_t launch_tiles(const products & p, const product_card & card, cudaStream_t stream) {
+    single_products single = {p, {}};
+    if (!find_boxes<W, ROWS, IS_GATED, IS_LOOSE>(p, single.boxes, card)) {
+        return cudaErrorInvalidValue;
+    }
+    return launch_with_slots(multiply_products<W, 1, ROWS, IS_GATED, IS_LOOSE>, single, fixed_memory<W>(count_units(p), ROWS, 1),
                              slot_memory<W, ROWS, IS_LOOSE>(), card, stream);
 }
 

@@ -15,9 +15,18 @@ cudaError_t launch_experts_q8_0(const expert_products & p, const product_card & 
     return is_exact(p) ? launch_experts<q8_0, false>(p, card, stream) : launch_experts<q8_0, true>(p, card, stream);
 }
 
-bool has_product_kernels() {
+// The compute capability that the current card's code was written for, 0 for none.
+static int code_version() {
     cudaFuncAttributes attributes;
     const bool is_there = cudaFuncGetAttributes(&attributes, multiply_products<q8_0, 1, 16, false, false>) == cudaSuccess;
     cudaGetLastError();
-    return is_there && attributes.ptxVersion >= 80;
+    return is_there ? attributes.ptxVersion : 0;
+}
+
+bool has_product_kernels() {
+    return code_version() >= 80;
+}
+
+bool product_kernels_take_boxes() {
+    return code_version() >= 90;
 }

@@ -1,10 +1,12 @@
-// Weights on their way: each warp copies units into its own slots of shared memory, several ahead of its work.
+// Weights on their way: each warp has units copied into its own slots of shared memory, several ahead of its work.
 // A slot's barrier counts the bytes or copies that have arrived; only the warp itself waits for it and refills it.
 #pragma once
 
 #include "machine_words.cuh"
 #include "products.h"
 #include "weight_blocks.cuh"
+
+#include <type_traits>
 
 // IS_LOOSE: units may start at any even byte or be incomplete, and are copied with what shares their 16 bytes.
 template <class W, bool IS_LOOSE, int ROWS>
@@ -17,8 +19,9 @@ struct ring_shape {
     static constexpr int N_STEPS = (8 * EXACT + 31) / 32;
 };
 
+// Copied in chunks of 16 bytes, some by each lane.
 template <class W, bool IS_LOOSE, int ROWS>
-struct weight_ring {
+struct chunk_ring {
     using shape = ring_shape<W, IS_LOOSE, ROWS>;
 
     uint32_t slots, barriers;  // shared addresses of this warp's
@@ -29,7 +32,7 @@ struct weight_ring {
     int phase = 0;
     int from[shape::N_STEPS];  // of the lane's chunks, from row 0; loose: of their rows
 
-    __device__ __forceinline__ weight_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t bytes) :
+    __device__ __forceinline__ chunk_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t bytes) :
         slots(slots_at), barriers(barriers_at), n_slots(n), row_bytes(bytes), lane(threadIdx.x % 32) {
 #pragma unroll
         for (int k = 0; k < shape::N_STEPS; k++) {
@@ -105,3 +108,63 @@ struct weight_ring {
         }
     }
 };
+
+// Copied as boxes of ROWS rows, or of 8 of two matrices each, as wide as a slot: what is more than a unit is not looked at. One
+// lane asks for them.
+template <class W, int ROWS>
+struct box_ring {
+    using shape = ring_shape<W, false, ROWS>;
+    static_assert(W::UNIT_BYTES % 16 == 0, "where a box begins");
+    static_assert(shape::SLOT_BYTES % 128 == 0, "where it goes");
+
+    uint32_t slots, barriers;  // shared addresses of this warp's
+    int n_slots;
+    int lane;
+    int issued = 0, taken = 0;  // slot numbers
+    int phase = 0;
+
+    __device__ __forceinline__ box_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t) :
+        slots(slots_at), barriers(barriers_at), n_slots(n), lane(threadIdx.x % 32) {
+        for (int s = lane; s < n_slots; s += 32) {
+            init_barrier(barriers + 8 * s, 1);
+        }
+        show_barriers();
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void issue(const weight_boxes & boxes, int unit, int row, int expert) {
+        if (lane == 0) {
+            const uint32_t barrier = barriers + 8 * issued;
+            expect_bytes(barrier, shape::SLOT_BYTES);
+            copy_box(slots + issued * shape::SLOT_BYTES, &boxes, unit * (W::UNIT_BYTES / 2), row, expert, barrier);
+        }
+        issued = issued + 1 == n_slots ? 0 : issued + 1;
+    }
+
+    // Waits for the unit that was issued first; its slot.
+    __device__ __forceinline__ uint32_t take() {
+        wait_barrier(barriers + 8 * taken, phase);
+        return slots + taken * shape::SLOT_BYTES;
+    }
+
+    __device__ __forceinline__ void done() {
+        __syncwarp();
+        taken++;
+        if (taken == n_slots) {
+            taken = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Whether weights come as boxes: of one column, whole units, rows that begin at multiples of 16 bytes.
+#if __CUDA_ARCH__ >= 900
+template <int N, bool IS_LOOSE>
+constexpr bool comes_in_boxes = N == 1 && !IS_LOOSE;
+#else
+template <int N, bool IS_LOOSE>
+constexpr bool comes_in_boxes = false;
+#endif
+
+template <class W, int N, bool IS_LOOSE, int ROWS>
+using weight_ring = std::conditional_t<comes_in_boxes<N, IS_LOOSE>, box_ring<W, ROWS>, chunk_ring<W, IS_LOOSE, ROWS>>;

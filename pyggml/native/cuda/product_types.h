@@ -6,8 +6,9 @@
 
 #include <cuda_runtime.h>
 
-// Whether the module has them for the current card.
+// Whether the module has them for the current card, and whether those of one column take weights as boxes.
 bool has_product_kernels();
+bool product_kernels_take_boxes();
 
 // Both set how a product is cut; cudaErrorInvalidValue where shared memory cannot hold the activations.
 struct product_launches {

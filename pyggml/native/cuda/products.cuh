@@ -7,6 +7,7 @@
 #include "product_input.cuh"
 
 constexpr int N_PRODUCT_WARPS = N_INPUT_THREADS / 32;
+constexpr int MAX_GROUPS = N_PRODUCT_WARPS / 4;  // of warps that share a tile; few enough for what fixed_memory has to spare
 
 // Of a thread, so that two blocks leave room for one of a sum over ranks, which waits for one of them: else the other finds none,
 // is dealt to a processor that has one of its kernel already, and the whole product takes nearly twice as long.
@@ -19,7 +20,8 @@ constexpr int N_PRODUCT_WARPS = N_INPUT_THREADS / 32;
 template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
 struct product_kernel {
     static constexpr int OUT_ROWS = IS_GATED ? 8 : ROWS;
-    using ring = weight_ring<W, IS_LOOSE, ROWS>;
+    using ring = weight_ring<W, N, IS_LOOSE, ROWS>;
+    using lane_words = std::conditional_t<N == 1, typename W::lane_words, no_lane_words>;
 
     // The tiles of a warp's group and its units in each.
     struct cursor {
@@ -29,7 +31,7 @@ struct product_kernel {
     struct tile_place {
         const char * data;   // the first row's unit 0
         const char * other;  // of row 8
-        int matrix, row, first_row;
+        int matrix, row, first_row, expert;
         int column, n_columns;  // of the results
     };
 
@@ -43,6 +45,7 @@ struct product_kernel {
         const product_matrix & of = p.matrix[m];
         tile_place at;
         at.matrix = m;
+        at.expert = 0;
         at.column = 0;
         at.n_columns = p.n_columns;
         at.first_row = (tile - of.first_tile) * OUT_ROWS;
@@ -56,6 +59,16 @@ struct product_kernel {
         return IS_LOOSE ? min(W::UNIT_BYTES, static_cast<int>(p.row_bytes) - unit * W::UNIT_BYTES) : W::UNIT_BYTES;
     }
 
+    // The ring gets a unit of a tile.
+    static __device__ __forceinline__ void ask(const products & p, const matrix_boxes & boxes, ring & weights, const tile_place & from, int unit) {
+        if constexpr (comes_in_boxes<N, IS_LOOSE>) {
+            weights.issue(boxes.of[from.matrix], unit, from.row, from.expert);
+        } else {
+            const int64_t offset = static_cast<int64_t>(unit) * W::UNIT_BYTES;
+            weights.issue(from.data + offset, from.other + offset, unit_bytes(p, unit));
+        }
+    }
+
     static __device__ __forceinline__ float gated(int gate, float g, float up) {
         if (gate == GATE_SWIGLU) {
             return g / (1.0f + __expf(-g)) * up;
@@ -64,15 +77,16 @@ struct product_kernel {
         return 0.5f * g * (1.0f + tanhf(ROOT * g * (1.0f + A * g * g))) * up;
     }
 
-    // What a thread adds to its one element of a tile; asked for early.
+    // What a thread adds to its one element of a tile, number i of a group's; asked for early.
     struct addition {
         int row, column;
         bool is_mine;
         float to_first, to_up;
 
         addition() = default;
-        __device__ __forceinline__ addition(const products & p, const tile_place & at) {
-            const int i = threadIdx.x % (32 * p.n_group_warps);
+        __device__ __forceinline__ addition(const products & p, const tile_place & at) :
+            addition(p, at, threadIdx.x % (32 * p.n_group_warps)) {}
+        __device__ __forceinline__ addition(const products & p, const tile_place & at, int i) {
             const product_matrix & of = p.matrix[at.matrix];
             row = at.row + i % OUT_ROWS;
             column = at.column + i / OUT_ROWS;
@@ -87,6 +101,12 @@ struct product_kernel {
         }
     };
 
+    static __device__ __forceinline__ void put(const products & p, int matrix_number, const addition & add, float sum, float up) {
+        const product_matrix & matrix = p.matrix[matrix_number];
+        sum = IS_GATED ? gated(p.gate, sum, up) : sum;
+        matrix.out[add.column * matrix.out_stride + add.row] = sum;
+    }
+
     static __device__ __forceinline__ void finish(const products & p, const tile_place & at, const addition & add, const float * partial) {
         if (!add.is_mine) {
             return;
@@ -100,9 +120,7 @@ struct product_kernel {
                 up += of[w * ROWS * N + 8 * N];
             }
         }
-        const product_matrix & matrix = p.matrix[at.matrix];
-        sum = IS_GATED ? gated(p.gate, sum, up) : sum;
-        matrix.out[add.column * matrix.out_stride + add.row] = sum;
+        put(p, at.matrix, add, sum, up);
     }
 
     // Adds up the lanes that hold blocks of the same column and keeps the warp's sums.
@@ -129,9 +147,11 @@ struct product_kernel {
         }
     }
 
+    static constexpr int N_TURNS = N == 1 ? 4 : 2;  // tiles whose sums shared memory has room for
+
     // Parts of the block's shared memory.
     struct layout {
-        uint32_t slots, barriers;
+        uint32_t slots, barriers, group_barriers;
         float * partial;
         shared_input x;
 
@@ -149,7 +169,8 @@ struct product_kernel {
             };
             slots = shared_address(part(n_warps * p.n_slots * ring::shape::SLOT_BYTES));
             barriers = shared_address(part(8 * n_warps * p.n_slots));
-            partial = reinterpret_cast<float *>(part(4 * 2 * n_warps * ROWS * N));
+            group_barriers = N == 1 ? shared_address(part(8 * MAX_GROUPS)) : 0;
+            partial = reinterpret_cast<float *>(part(4 * N_TURNS * n_warps * ROWS * N));
             x.q = reinterpret_cast<uint32_t *>(part(32 * n_blocks * N));
             x.d = reinterpret_cast<float *>(part(4 * n_blocks * N));
             x.s = W::SUMS == sum_kind::none ? nullptr : reinterpret_cast<float *>(part(4 * n_blocks * N));
@@ -158,9 +179,83 @@ struct product_kernel {
         }
     };
 
+    // Ends the tiles of one column. A group's warps leave their sums and go on; they are added up one tile later, by each warp in
+    // its turn, so that no warp waits for the others while there is something to multiply.
+    struct tile_ends {
+        const layout & shared;
+        const bool & is_up_first;  // up's sums lie before gate's
+        uint32_t barrier;
+        int first_warp, group_warp;
+        unsigned turn = 0;
+        int matrix;
+        addition mine;
+
+        // The group's first warp makes its barrier: a barrier of the block comes before the first tile.
+        __device__ __forceinline__ tile_ends(const products & p, const layout & l, int group, const matrix_boxes & boxes) :
+            shared(l), is_up_first(boxes.is_up_first), barrier(l.group_barriers + 8 * group), first_warp(group * p.n_group_warps),
+            group_warp(threadIdx.x / 32 - first_warp) {
+            if (group_warp == 0 && threadIdx.x % 32 == 0) {
+                init_barrier(barrier, p.n_group_warps);
+            }
+        }
+
+        __device__ __forceinline__ bool has_turn(const products & p, unsigned of) const { return (static_cast<int>(of) & (p.n_group_warps - 1)) == group_warp; }
+        __device__ __forceinline__ float * partial(unsigned of) const { return shared.partial + of % N_TURNS * N_PRODUCT_WARPS * ROWS; }
+
+        __device__ __forceinline__ void begin(const products & p, const tile_place & tile) {
+            if (has_turn(p, turn)) {
+                matrix = tile.matrix;
+                mine = addition(p, tile, threadIdx.x % 32);
+            }
+        }
+
+        // The others' sums of the last tile are there, so that nobody reads those of three tiles ago any more.
+        __device__ __forceinline__ void leave(const products & p, lane_sums<N, ROWS> & sums) {
+            if (turn > 0) {
+                wait_for_arrivals(barrier, static_cast<int>((turn - 1) % 2));
+            }
+            keep_partial(sums, partial(turn) + (first_warp + group_warp) * ROWS);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                arrive(barrier);
+            }
+            add_up(p);
+            turn++;
+        }
+
+        // Of the last tile.
+        __device__ __forceinline__ void add_up(const products & p) const {
+            if (turn == 0 || !has_turn(p, turn - 1) || !mine.is_mine) {
+                return;
+            }
+            float sum = mine.to_first, up = mine.to_up;
+            const int gate_at = IS_GATED && comes_in_boxes<N, IS_LOOSE> && is_up_first ? 8 : 0, up_at = 8 - gate_at;
+            const float * of = partial(turn - 1) + first_warp * ROWS + threadIdx.x % 32;
+#pragma unroll 1
+            for (int w = 0; w < p.n_group_warps; w += 4, of += 4 * ROWS) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    sum += of[k * ROWS + gate_at];
+                    if constexpr (IS_GATED) {
+                        up += of[k * ROWS + up_at];
+                    }
+                }
+            }
+            put(p, matrix, mine, sum, up);
+        }
+
+        // Behind the last tile.
+        __device__ __forceinline__ void end(const products & p) const {
+            if (turn > 0) {
+                wait_for_arrivals(barrier, static_cast<int>((turn - 1) % 2));
+                add_up(p);
+            }
+        }
+    };
+
     // The tile's unit, in its slot, with the activations of unit x_unit.
     static __device__ __forceinline__ void multiply_unit(const products & p, const tile_place & tile, int unit, const char * slot,
-                                                         uint32_t slot_address, const layout & shared, int x_unit,
+                                                         uint32_t slot_address, const layout & shared, int x_unit, const lane_words & words,
                                                          lane_sums<N, ROWS> & sums) {
         unit_rows u;
         u.lane = threadIdx.x % 32;
@@ -172,6 +267,9 @@ struct product_kernel {
 #pragma unroll
         for (int r = 0; r < ROWS / 8; r++) {
             u.row[r] = slot + (u.g + 8 * r) * ring::shape::STRIDE;
+            if constexpr (comes_in_boxes<N, IS_LOOSE>) {
+                u.row[r] = static_cast<const char *>(__builtin_assume_aligned(u.row[r], 16));
+            }
             if constexpr (IS_LOOSE) {
                 const char * source = (r ? tile.other : tile.data) + u.g * p.row_bytes + static_cast<int64_t>(unit) * W::UNIT_BYTES;
                 u.row[r] += reinterpret_cast<uintptr_t>(source) % 16;
@@ -182,10 +280,14 @@ struct product_kernel {
         x.q = reinterpret_cast<const int2 *>(shared.x.q) + block * 4;
         x.d = shared.x.d + block;
         x.s = W::SUMS == sum_kind::none ? nullptr : shared.x.s + block;
-        W::template multiply<N, ROWS>(u, x, sums);
+        if constexpr (std::is_same_v<lane_words, no_lane_words>) {
+            W::template multiply<N, ROWS>(u, x, sums);
+        } else {
+            W::template multiply_one<ROWS>(u, x, words, sums);
+        }
     }
 
-    static __device__ __forceinline__ void run(const products & p, char * memory) {
+    static __device__ __forceinline__ void run(const single_products & p, char * memory) {
         if (p.next == NEXT_AT_ONCE) {
             let_next_start();
         }
@@ -200,8 +302,7 @@ struct product_kernel {
                      p.row_bytes);
         const auto issue = [&] {
             if (ahead.tile < p.n_tiles) {
-                const int64_t offset = static_cast<int64_t>(ahead.unit) * W::UNIT_BYTES;
-                weights.issue(from.data + offset, from.other + offset, unit_bytes(p, ahead.unit));
+                ask(p, p.boxes, weights, from, ahead.unit);
                 ahead.unit += p.n_group_warps;
                 if (ahead.unit >= n_units) {
                     ahead = {ahead.tile + n_groups, group_warp};
@@ -212,6 +313,7 @@ struct product_kernel {
             }
         };
         int tile_number = ahead.tile;
+        tile_ends ends(p, shared, group, p.boxes);
 #pragma unroll 1
         for (int s = 0; s < p.n_slots; s++) {
             issue();
@@ -224,26 +326,26 @@ struct product_kernel {
             let_next_start();
         }
         const unsigned n_readers_before = count_reader(p);
-        for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
+        const lane_words words;
+        for (; tile_number < p.n_tiles; tile_number += n_groups) {
             const tile_place tile = place_of(p, tile_number);
-            const addition add(p, tile);
+            ends.begin(p, tile);
             lane_sums<N, ROWS> sums;
             for (int unit = group_warp; unit < n_units; unit += p.n_group_warps) {
                 const uint32_t slot = weights.take();
-                multiply_unit(p, tile, unit, memory + (slot - shared_address(memory)), slot, shared, unit, sums);
+                multiply_unit(p, tile, unit, memory + (slot - shared_address(memory)), slot, shared, unit, words, sums);
                 weights.done();
                 issue();
             }
-            keep_partial(sums, shared.partial + (turn * n_warps + warp) * ROWS * N);
-            wait_for_group(group + 1, 32 * p.n_group_warps);
-            finish(p, tile, add, shared.partial + (turn * n_warps + group * p.n_group_warps) * ROWS * N);
+            ends.leave(p, sums);
         }
+        ends.end(p);
         write_sum(p, n_readers_before);
     }
 };
 
 template <class W, int N, int ROWS, bool IS_GATED, bool IS_LOOSE>
-static __global__ void PRODUCT_REGISTERS multiply_products(const __grid_constant__ products p) {
+static __global__ void PRODUCT_REGISTERS multiply_products(const __grid_constant__ single_products p) {
 #if __CUDA_ARCH__ >= 800
     extern __shared__ __align__(128) char memory[];
     product_kernel<W, N, ROWS, IS_GATED, IS_LOOSE>::run(p, memory);
@@ -262,7 +364,7 @@ static inline int count_units(const products & p) {
 // Shared memory that a launch needs beside its slots.
 template <class W>
 static size_t fixed_memory(int n_units, int rows, int columns) {
-    const size_t partial = 8 * N_PRODUCT_WARPS * rows * columns;
+    const size_t partial = (columns == 1 ? 16 : 8) * N_PRODUCT_WARPS * rows * columns;
     const size_t activations = static_cast<size_t>(W::SUMS == sum_kind::none ? 36 : 40) * n_units * UNIT_BLOCKS * columns;
     return partial + activations + 192;
 }

@@ -3,6 +3,8 @@
 // tensors, normed and weighted. Strides are in floats and between columns.
 #pragma once
 
+#include "weight_boxes.h"
+
 #include <cstdint>
 
 constexpr int MAX_PRODUCTS = 3;
@@ -63,4 +65,15 @@ struct products {
     int n_group_warps;  // that share a tile
     int n_slots;        // a warp
     start_of_next next;
+};
+
+// Of each matrix, or of gate and up together.
+struct matrix_boxes {
+    weight_boxes of[MAX_PRODUCTS];
+    bool is_up_first;
+};
+
+// Of one column. Apart from the others, since so large an argument of a kernel is read in another way.
+struct single_products : products {
+    matrix_boxes boxes;
 };

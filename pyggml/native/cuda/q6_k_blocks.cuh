@@ -11,6 +11,7 @@ struct q6_k {
     static constexpr bool IS_ROTATED = false;
     static constexpr bool IS_HALVED = true;
     static constexpr sum_kind SUMS = sum_kind::none;
+    using lane_words = no_lane_words;
 
     template <int ROWS>
     struct half_unit {

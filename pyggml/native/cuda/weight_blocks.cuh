@@ -80,6 +80,9 @@ static __device__ __forceinline__ int2 own_or_zero(int2 own, int g, int j) {
     return N >= 8 || g / N == j ? own : make_int2(0, 0);
 }
 
+// Of types whose lanes keep nothing between units; others have multiply_one for one column.
+struct no_lane_words {};
+
 static __device__ __forceinline__ float2 pair_of(const float * of, int s, int t) {
     return reinterpret_cast<const float2 *>(of)[4 * s + t];
 }
@@ -110,6 +113,7 @@ struct q8_0 {
     static constexpr bool IS_ROTATED = true;
     static constexpr bool IS_HALVED = false;
     static constexpr sum_kind SUMS = sum_kind::none;
+    using lane_words = no_lane_words;
 
     template <int ROWS>
     static __device__ __forceinline__ void load(const unit_rows & u, int block, uint32_t merge, uint32_t a[4]) {
@@ -191,6 +195,79 @@ struct q45_k {
         }
         const uint32_t bit = (block <= 4 ? fifth << (4 - block) : fifth >> (block - 4)) & 0x10101010;
         return ((block % 2 ? q >> 4 : q) & 0x0f0f0f0f) | bit;
+    }
+
+    // Which columns are a lane's own, and where it finds its two blocks' scales and minima in a header: words that the compiler
+    // would work out anew for each unit.
+    struct lane_words {
+        uint32_t even[4], pair[4];  // all bits for the column of block 2 i, for those of blocks 2 i and 2 i + 1
+        uint32_t low_mask, high_mask;
+        int shift, first_byte;
+
+        __device__ __forceinline__ lane_words() {
+            const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                even[i] = kept(g == 2 * i ? 0xffffffff : 0);
+                pair[i] = kept(g / 2 == i ? 0xffffffff : 0);
+            }
+            low_mask = kept(t < 2 ? 0 : 0x0f0f0f0f);
+            high_mask = kept(t < 2 ? 0x3f3f3f3f : 0x30303030);
+            shift = static_cast<int>(kept(t < 2 ? 0 : 2));
+            first_byte = static_cast<int>(kept(t % 2 * 2));
+        }
+
+        // Of the blocks 2 t and 2 t + 1, as k_scales has them for all eight.
+        __device__ __forceinline__ uint32_t scales(uint4 header) const { return (header.w & low_mask) | (header.y >> shift & high_mask); }
+        __device__ __forceinline__ uint32_t minima(uint4 header) const { return (header.w >> 4 & low_mask) | (header.z >> shift & high_mask); }
+
+        // Byte e of those times d, rounded once.
+        __device__ __forceinline__ float scaled(uint32_t bytes, int e, float d) const {
+            constexpr float BIAS = 8388608.0f;  // whose float has a byte's integer in its low bits
+            return __fmaf_rn(__uint_as_float(__byte_perm(bytes, 0x4B000000, 0x7440 | (first_byte + e))), d, -BIAS * d);
+        }
+    };
+
+    template <int ROWS>
+    static __device__ __forceinline__ void multiply_one(const unit_rows & u, const unit_activations & x, const lane_words & k, lane_sums<1, ROWS> & sums) {
+        // With 8 rows the upper half of the matrices is read again and not used.
+        const int row = u.lane % 8 + (ROWS > 8 ? u.lane / 8 % 2 * 8 : 0);
+        const uint32_t address = u.slot + row * u.stride + u.lane / 16 * 16 + 16;
+        const int2 own = x.q[u.g * 4 + u.t];
+        uint32_t fifth[4] = {};
+        if constexpr (HAS_FIFTH) {
+            load_matrices(address, fifth);
+        }
+        int_tile even(0), odd(0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t q[4], a[4] = {}, b[4] = {};
+            load_matrices(address + (HAS_FIFTH ? 32 : 0) + 32 * i, q);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                if (ROWS > 8 || n % 2 == 0) {
+                    a[n] = HAS_FIFTH ? quants(q[n], fifth[n], 2 * i) : q[n];
+                    b[n] = quants(q[n], fifth[n], 2 * i + 1);
+                }
+            }
+            // Of q4_K the first is of whole bytes, and the second of both blocks, so that their difference is the lower nibbles'.
+            const uint32_t second = HAS_FIFTH ? k.pair[i] ^ k.even[i] : k.pair[i];
+            add_unsigned_product(even, a, make_int2(own.x & k.even[i], own.y & k.even[i]));
+            add_unsigned_product(odd, b, make_int2(own.x & second, own.y & second));
+        }
+        const float2 dx = pair_of(x.d, 0, u.t), sx = pair_of(x.s, 0, u.t);
+#pragma unroll
+        for (int r = 0; r < ROWS / 8; r++) {
+            const uint4 header = *reinterpret_cast<const uint4 *>(u.row[r]);
+            const uint32_t scales = k.scales(header), minima = k.minima(header);
+            const float d = low_half(header.x), dmin = high_half(header.x);
+            const int of_even = even.c[2 * r] - (HAS_FIFTH ? 0 : odd.c[2 * r]), of_odd = odd.c[2 * r + 1];
+            float & acc = sums.acc[2 * r];
+            acc += (__int_as_float(of_even + MAGIC_BITS) - MAGIC) * (k.scaled(scales, 0, d) * dx.x);
+            acc += (__int_as_float(of_odd + MAGIC_BITS) - MAGIC) * (k.scaled(scales, 1, HAS_FIFTH ? d : d * 0.0625f) * dx.y);
+            acc -= k.scaled(minima, 0, dmin) * sx.x;
+            acc -= k.scaled(minima, 1, dmin) * sx.y;
+        }
     }
 
     template <int N, int ROWS>

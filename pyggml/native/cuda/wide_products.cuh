@@ -135,6 +135,7 @@ struct wide_kernel {
             __syncthreads();  // the barrier is there
             copy_all(p, n_units, shared.x, arrival);
         }
+        const typename product::lane_words words;
         for (int turn = 0; tile_number < p.n_tiles; tile_number += n_groups, turn ^= 1) {
             const tile_place tile = product::place_of(p, tile_number);
             addition add[N_PASSES];
@@ -146,7 +147,7 @@ struct wide_kernel {
             for (int unit = group_warp; unit < n_units; unit += p.n_group_warps) {
                 const int place = IS_STREAMED ? first_place + weights.taken : unit;
                 const uint32_t slot = weights.take();
-                product::multiply_unit(p, tile, unit, memory + (slot - shared_address(memory)), slot, shared, place, sums);
+                product::multiply_unit(p, tile, unit, memory + (slot - shared_address(memory)), slot, shared, place, words, sums);
                 weights.done();
                 if (ahead.has_more(p)) {
                     const int next = weights.issued;
