@@ -3,7 +3,8 @@
 python bench/kernels.py [--types q8_0,q4_k,q6_k] [--columns 1,2,4,8,16] [--models llama-8b,llama-8b/2,qwen3-30b-a3b]
 
 Each row is one part of a decode step, captured in a CUDA graph over so many copies of its weights that no cache holds
-them: norm, products and what follows. Weights are random bytes; only times are looked at. Needs one CUDA device.
+them: norm, products and what follows. In a row of a layer its products follow each other and ours start early, as in a
+step, with nothing between them. Weights are random bytes; only times are looked at. Needs one CUDA device.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 os.environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"
 os.environ["PYGGML_FUSED"] = "0"
@@ -38,6 +40,7 @@ class Part:
     is_gated: bool = False
     has_residual: bool = False
     is_router: bool = False  # of float32, and what it reads is read by others too
+    n_runs = 1  # of ours
 
     def n_bytes(self, kind: str) -> int:
         return size_of(self.rows * self.k, self.type_of(kind)) * (2 if self.is_gated else 1)
@@ -45,19 +48,51 @@ class Part:
     def type_of(self, kind: str) -> str:
         return "f32" if self.is_router else kind
 
+    def inputs(self, g: gg.Graph, n: int) -> dict[str, gg.Tensor]:
+        return {
+            "x": g.input(f"x of {self.name}", (n, self.k)),
+            "residual": g.input(f"residual of {self.name}", (n, self.rows)),
+            "weight": g.weight(np.ones(self.k, np.float32)),
+        }
+
+    def add(self, g: gg.Graph, kind: str, i: int, given: dict[str, gg.Tensor]) -> None:
+        shape, name = (self.rows, self.k), f"{self.name} {i}"
+        hidden = gg.rms_norm(given["x"], 1e-5) * given["weight"] if self.is_normed else given["x"]
+        y = gg.mul_mat(matrix(g, f"w of {name}", shape, self.type_of(kind)), hidden)
+        if self.is_router:
+            g.output(f"normed {name}", hidden)
+        if self.is_gated:
+            y = gg.swiglu(y, gg.mul_mat(matrix(g, f"u of {name}", shape, kind), hidden))
+        g.output(f"y of {name}", y + given["residual"] if self.has_residual else y)
+
     def build(self, g: gg.Graph, kind: str, n: int, n_copies: int) -> None:
-        x = g.input("x", (n, self.k))
-        residual = g.input("residual", (n, self.rows))
-        weight = g.weight(np.ones(self.k, np.float32))
+        given = self.inputs(g, n)
         for i in range(n_copies):
-            hidden = gg.rms_norm(x, 1e-5) * weight if self.is_normed else x
-            y = gg.mul_mat(matrix(g, f"w{i}", (self.rows, self.k), self.type_of(kind)), hidden)
-            if self.is_router:
-                g.output(f"normed{i}", hidden)
-            if self.is_gated:
-                y = gg.swiglu(y, gg.mul_mat(matrix(g, f"u{i}", (self.rows, self.k), kind), hidden))
-            g.output(f"y{i}", y + residual if self.has_residual else y)
-        g.output("kept", x + 1.0)
+            self.add(g, kind, i, given)
+        g.output("kept", given["x"] + 1.0)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Parts one behind the other, layer after layer."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def n_runs(self) -> int:
+        return len(self.parts)
+
+    def n_bytes(self, kind: str) -> int:
+        return sum(part.n_bytes(kind) for part in self.parts)
+
+    def build(self, g: gg.Graph, kind: str, n: int, n_copies: int) -> None:
+        given = [part.inputs(g, n) for part in self.parts]
+        for i in range(n_copies):
+            for part, of_part in zip(self.parts, given):
+                part.add(g, kind, i, of_part)
+        for part, of_part in zip(self.parts, given):
+            g.output(f"kept of {part.name}", of_part["x"] + 1.0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +103,7 @@ class ExpertPart:
     n_embd: int
     n_ff: int
     n_used: int
+    n_runs = 1
 
     def n_bytes(self, kind: str) -> int:
         """Of one token."""
@@ -105,16 +141,17 @@ def matrix(g: gg.Graph, name: str, shape: tuple[int, ...], kind: str) -> gg.Tens
     return table
 
 
-def layer(n_embd: int, n_qkv: int, n_heads: int, n_ff: int, n_ranks: int) -> list[Part]:
-    return [
+def layer(n_embd: int, n_qkv: int, n_heads: int, n_ff: int, n_ranks: int) -> list[Part | Layer]:
+    parts = (
         Part("norm + qkv", n_qkv // n_ranks, n_embd, is_normed=True),
         Part("output", n_embd, n_heads // n_ranks, has_residual=n_ranks == 1),
         Part("norm + gate, up", n_ff // n_ranks, n_embd, is_normed=True, is_gated=True),
         Part("down", n_embd, n_ff // n_ranks, has_residual=n_ranks == 1),
-    ]
+    )
+    return [*parts, Layer("a layer", parts)]
 
 
-MODELS: dict[str, list[Part | ExpertPart]] = {
+MODELS: dict[str, Sequence[Part | Layer | ExpertPart]] = {
     "llama-8b": [*layer(4096, 6144, 4096, 14336, 1), Part("norm + head", 128256, 4096, is_normed=True)],
     "llama-8b/2": [*layer(4096, 6144, 4096, 14336, 2), Part("norm + head", 64128, 4096, is_normed=True)],
     "llama-70b": [*layer(8192, 10240, 8192, 28672, 1), Part("norm + head", 128256, 8192, is_normed=True)],
@@ -159,7 +196,7 @@ def captured_us(backend: gg.Backend, launch: Callable[[], None], n_copies: int) 
     return (seconds[3] - seconds[1]) / 2 / n_copies * 1e6
 
 
-def fused_runs(g: gg.Graph) -> list[object]:
+def fused_runs(g: gg.Graph) -> list[Any]:
     """What our kernels take of a built graph, also where it does not pay."""
     runs = []
     at = 0
@@ -173,7 +210,7 @@ def fused_runs(g: gg.Graph) -> list[object]:
     return runs
 
 
-def compare(backend: gg.Backend, part: Part | ExpertPart, kind: str, n: int) -> tuple[float, float]:
+def compare(backend: gg.Backend, part: Part | Layer | ExpertPart, kind: str, n: int) -> tuple[float, float]:
     """Microseconds of ggml's kernels and of ours."""
     api, text = cuda_api(), why()
     assert api is not None
@@ -182,6 +219,8 @@ def compare(backend: gg.Backend, part: Part | ExpertPart, kind: str, n: int) -> 
         part.build(g, kind, n, n_copies)
         g.build()
         runs = fused_runs(g)
+        for run in runs if part.n_runs > 1 else ():
+            run.is_before_ours = run.is_behind_ours = True
 
         def plain() -> None:
             assert g._layout is not None
@@ -192,9 +231,10 @@ def compare(backend: gg.Backend, part: Part | ExpertPart, kind: str, n: int) -> 
                 assert api.fuse_launch(run, backend.handle, text, len(text)), words(text)
 
         theirs_us = captured_us(backend, plain, n_copies)
-        return theirs_us, captured_us(backend, ours, n_copies) * n_copies / len(runs) if runs else float(
-            "nan"
-        )
+        if not runs:
+            return theirs_us, float("nan")
+        n_taken = len(runs) / part.n_runs  # copies
+        return theirs_us, captured_us(backend, ours, n_copies) * n_copies / n_taken
 
 
 def copy_gb_s(backend: gg.Backend) -> float:
