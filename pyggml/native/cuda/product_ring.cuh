@@ -19,21 +19,45 @@ struct ring_shape {
     static constexpr int N_STEPS = (8 * EXACT + 31) / 32;
 };
 
-// Copied in chunks of 16 bytes, some by each lane.
-template <class W, bool IS_LOOSE, int ROWS>
-struct chunk_ring {
-    using shape = ring_shape<W, IS_LOOSE, ROWS>;
-
+// A warp's slots, used in turn.
+template <int SLOT_BYTES>
+struct slot_ring {
     uint32_t slots, barriers;  // shared addresses of this warp's
-    int n_slots;
-    int64_t row_bytes;
-    int lane;
+    int n_slots, lane;
     int issued = 0, taken = 0;  // slot numbers
     int phase = 0;
+
+    __device__ __forceinline__ slot_ring(uint32_t slots_at, uint32_t barriers_at, int n) :
+        slots(slots_at), barriers(barriers_at), n_slots(n), lane(threadIdx.x % 32) {}
+
+    // Waits for the unit that was issued first; its slot.
+    __device__ __forceinline__ uint32_t take() {
+        wait_barrier(barriers + 8 * taken, phase);
+        return slots + taken * SLOT_BYTES;
+    }
+
+    __device__ __forceinline__ void done() {
+        __syncwarp();
+        taken++;
+        if (taken == n_slots) {
+            taken = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Copied in chunks of 16 bytes, some by each lane.
+template <class W, bool IS_LOOSE, int ROWS>
+struct chunk_ring : slot_ring<ring_shape<W, IS_LOOSE, ROWS>::SLOT_BYTES> {
+    using shape = ring_shape<W, IS_LOOSE, ROWS>;
+    using base = slot_ring<shape::SLOT_BYTES>;
+    using base::barriers, base::issued, base::lane, base::n_slots, base::slots;
+
+    int64_t row_bytes;
     int from[shape::N_STEPS];  // of the lane's chunks, from row 0; loose: of their rows
 
     __device__ __forceinline__ chunk_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t bytes) :
-        slots(slots_at), barriers(barriers_at), n_slots(n), row_bytes(bytes), lane(threadIdx.x % 32) {
+        base(slots_at, barriers_at, n), row_bytes(bytes) {
 #pragma unroll
         for (int k = 0; k < shape::N_STEPS; k++) {
             const int i = lane + 32 * k;
@@ -92,39 +116,19 @@ struct chunk_ring {
         fill(issued, data, other, n_bytes);
         close();
     }
-
-    // Waits for the unit that was issued first; its slot.
-    __device__ __forceinline__ uint32_t take() {
-        wait_barrier(barriers + 8 * taken, phase);
-        return slots + taken * shape::SLOT_BYTES;
-    }
-
-    __device__ __forceinline__ void done() {
-        __syncwarp();
-        taken++;
-        if (taken == n_slots) {
-            taken = 0;
-            phase ^= 1;
-        }
-    }
 };
 
 // Copied as boxes of ROWS rows, or of 8 of two matrices each, as wide as a slot: what is more than a unit is not looked at. One
 // lane asks for them.
 template <class W, int ROWS>
-struct box_ring {
+struct box_ring : slot_ring<ring_shape<W, false, ROWS>::SLOT_BYTES> {
     using shape = ring_shape<W, false, ROWS>;
+    using base = slot_ring<shape::SLOT_BYTES>;
+    using base::barriers, base::issued, base::lane, base::n_slots, base::slots;
     static_assert(W::UNIT_BYTES % 16 == 0, "where a box begins");
     static_assert(shape::SLOT_BYTES % 128 == 0, "where it goes");
 
-    uint32_t slots, barriers;  // shared addresses of this warp's
-    int n_slots;
-    int lane;
-    int issued = 0, taken = 0;  // slot numbers
-    int phase = 0;
-
-    __device__ __forceinline__ box_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t) :
-        slots(slots_at), barriers(barriers_at), n_slots(n), lane(threadIdx.x % 32) {
+    __device__ __forceinline__ box_ring(uint32_t slots_at, uint32_t barriers_at, int n, int64_t) : base(slots_at, barriers_at, n) {
         for (int s = lane; s < n_slots; s += 32) {
             init_barrier(barriers + 8 * s, 1);
         }
@@ -139,21 +143,6 @@ struct box_ring {
             copy_box(slots + issued * shape::SLOT_BYTES, &boxes, unit * (W::UNIT_BYTES / 2), row, expert, barrier);
         }
         issued = issued + 1 == n_slots ? 0 : issued + 1;
-    }
-
-    // Waits for the unit that was issued first; its slot.
-    __device__ __forceinline__ uint32_t take() {
-        wait_barrier(barriers + 8 * taken, phase);
-        return slots + taken * shape::SLOT_BYTES;
-    }
-
-    __device__ __forceinline__ void done() {
-        __syncwarp();
-        taken++;
-        if (taken == n_slots) {
-            taken = 0;
-            phase ^= 1;
-        }
     }
 };
 
